@@ -34,6 +34,7 @@ USED = (
     ),
     *("Validity",),
     *("AgentPage", "AttachmentShown", "ChatPage", "ChatPath", "ChatShown", "NewAnswer", "NewMessage", "TurnShown"),
+    *("RunTree", "BudgetList", "GraphShown"),
 )
 """Bodies that the UI sends or receives."""
 HEADER = "// Written by `make ui-types` from the API's OpenAPI description. Do not edit.\n"

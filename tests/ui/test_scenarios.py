@@ -48,6 +48,13 @@ async def start(page: Page, graph: str, text: str, money: str = "") -> str:
     return page.url.rpartition("/")[2].partition("?")[0]
 
 
+async def record_payloads(page: Page) -> None:
+    """Answer for every call as a server does that records what was sent and received."""
+    payload = {"recording": "full", "request": {"messages": ["<b>hi</b>"]}, "response": "ok"}
+    facts = {"call_id": "n000005", **payload, "truncated": True, "expired": False}
+    await page.route("**/api/runs/*/calls/*", lambda route: route.fulfill(json=facts))
+
+
 def three_digits(usd: float) -> str:
     """Format a small amount as the UI does."""
     return f"${usd:.{2 - math.floor(math.log10(usd))}f}".rstrip("0")
@@ -130,7 +137,7 @@ async def test_an_approval_is_answered_with_an_edit(server: Server) -> None:
         await page.get_by_label("Go on with this instead").fill("four, five")
         await page.get_by_role("button", name="Approve with this change").click()
         await expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
-        await page.goto(f"{server.url}/#/runs/{run_id}?tab=input")
+        await page.goto(f"{server.url}/#/runs/{run_id}?view=data")
         await expect(status(page)).to_have_text("The run is completed")
         await expect(page.get_by_label("Output", exact=True)).to_contain_text("four, five")
 
@@ -159,6 +166,7 @@ async def test_every_page_meets_wcag_and_fetches_nothing_from_outside(
     async with browsing() as browser, tab(browser, theme=theme) as opened:
         page = opened.page
         outside: list[str] = []
+        await record_payloads(page)
         page.on("request", lambda request: None if request.url.startswith(server.url) else outside.append(request.url))
         await page.goto(f"{server.url}/#/runs/{run}")
         await expect(status(page)).to_have_text("The run is completed")
@@ -168,8 +176,14 @@ async def test_every_page_meets_wcag_and_fetches_nothing_from_outside(
             "approvals",
             "nowhere",
             f"runs/{run}",
-            f"runs/{run}?tab=events",
-            f"runs/{run}?tab=input",
+            f"runs/{run}?call=1:n000005",
+            f"runs/{run}?view=flame&call=1:n000005",
+            f"runs/{run}?view=flame&by=money&as=table",
+            f"runs/{run}?view=timeline",
+            f"runs/{run}?view=graph",
+            f"runs/{run}?view=graph&as=table",
+            f"runs/{run}?view=events&event=3",
+            f"runs/{run}?view=data",
         ):
             await page.goto(f"{server.url}/#/{place}")
             await expect(page.get_by_role("heading", level=1)).to_be_visible()

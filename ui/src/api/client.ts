@@ -57,10 +57,31 @@ export async function send(path: string, init: RequestInit): Promise<Response> {
     if (init.signal?.aborted) throw error;
     throw new ApiError(0, "unreachable", "the server does not answer; it may be restarting");
   }
+  readClock(response);
   if (response.ok) return response;
   const failure = await errorOf(response);
   if (failure.status === 401) signOut(failure.code === "unauthorized" ? "" : failure.message);
   throw failure;
+}
+
+let clockAheadMs = 0;
+
+/** The header has whole seconds; a smaller difference is none. */
+function readClock(response: Response): void {
+  const sent = Date.parse(response.headers.get("Date") ?? "");
+  if (Number.isNaN(sent)) return;
+  const ahead = sent + 500 - Date.now();
+  clockAheadMs = Math.abs(ahead) < 2_000 ? 0 : ahead;
+}
+
+/** By how much the server's clock is ahead of this computer's, as of the last response. */
+export function clockDifferenceMs(): number {
+  return clockAheadMs;
+}
+
+/** Now by the server's clock, by which every time of a run is measured. */
+export function serverNow(): number {
+  return Date.now() + clockAheadMs;
 }
 
 async function errorOf(response: Response): Promise<ApiError> {
@@ -95,7 +116,7 @@ export async function sendText(method: "PUT" | "POST" | "PATCH" | "DELETE", path
 }
 
 /** Builds a query string; empty values are left out, lists are repeated. */
-export function query(values: Record<string, string | number | string[] | undefined>): string {
+export function query(values: Record<string, string | number | readonly string[] | undefined>): string {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
     for (const one of Array.isArray(value) ? value : [value]) {
@@ -108,7 +129,7 @@ export function query(values: Record<string, string | number | string[] | undefi
 
 export interface Follower {
   onEvents(events: EventShown[]): boolean;
-  onState(state: "open" | "ended" | "lost", message?: string): void;
+  onState(state: "open" | "ended" | "lost", message?: string, failure?: unknown): void;
 }
 
 const FIRST_PAUSE_MS = 500;
@@ -126,7 +147,7 @@ export async function follow(runId: string, after: () => number, follower: Follo
       if (signal.aborted) return;
       const status = error instanceof ApiError ? error.status : 0;
       const message = error instanceof Error ? error.message : String(error);
-      follower.onState("lost", message);
+      follower.onState("lost", message, error);
       if (status >= 400 && status < 500 && status !== 429) return;
     }
     pause = after() > before ? FIRST_PAUSE_MS : Math.min(pause * 2, LONGEST_PAUSE_MS);
@@ -137,14 +158,24 @@ export async function follow(runId: string, after: () => number, follower: Follo
 /** Returns whether the run is over. */
 async function readStream(runId: string, after: number, follower: Follower, signal: AbortSignal): Promise<boolean> {
   const path = `/api/runs/${encodeURIComponent(runId)}/events${query({ after: after || undefined })}`;
+  return readEvents(path, (events) => follower.onEvents(events), signal, () => follower.onState("open"));
+}
+
+/** Reads a stream of events until it ends or `onEvents` returns false; returns true if there is nothing to read (204). */
+export async function readEvents(
+  path: string,
+  onEvents: (events: EventShown[]) => boolean,
+  signal: AbortSignal,
+  onOpen: () => void = () => {},
+): Promise<boolean> {
   const response = await send(path, { headers: { Accept: "text/event-stream" }, signal });
   if (response.status === 204) return true;
-  follower.onState("open");
+  onOpen();
   const parse = frameParser();
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
     const events = parse(piece.value).map((frame) => JSON.parse(frame.data) as EventShown);
-    if (events.length && !follower.onEvents(events)) {
+    if (events.length && !onEvents(events)) {
       await reader.cancel();
       return false;
     }

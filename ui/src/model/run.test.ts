@@ -2,8 +2,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { describe, test } from "node:test";
 import fc from "fast-check";
-import type { EventShown } from "../api/types.ts";
-import { apply, newRun, treeRows, type RunState } from "./run.ts";
+import type { EventShown, RunTree } from "../api/types.ts";
+import type { Call } from "./calls.ts";
+import { apply, applyHistory, budgetsAt, fromColumns, HISTORY_TYPES, newRun, payersOf, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
 
 interface Recorded {
   run: { status: string; cost_nanos: number; tokens_in: number; tokens_out: number; epoch: number; last_seq: number };
@@ -22,6 +23,24 @@ function event(seq: number, type: string, data: Record<string, unknown> = {}): E
 
 function numbered(events: [string, Record<string, unknown>][]): EventShown[] {
   return events.map(([type, data], index) => event(index + 1, type, data));
+}
+
+interface Shown extends Call {
+  depth: number;
+  sumNanos: number;
+  sumHeld: number;
+}
+
+/** The rows of an attempt's tree as the page shows them. */
+function treeRows(state: RunState, epoch = state.epoch, atMs: number | null = null): Shown[] {
+  const table = tableOf(state, epoch);
+  const tree = table.tree(atMs);
+  return [...visibleRows(table, atMs, new Set())].map((row) => ({
+    ...table.callAt(row, atMs)!,
+    depth: tree.depth[row]!,
+    sumNanos: tree.costNanos[row]!,
+    sumHeld: tree.heldNanos[row]!,
+  }));
 }
 
 function whole(events: EventShown[]): RunState {
@@ -73,8 +92,8 @@ describe("a stream of events", () => {
       assert.equal(state.status, run.status);
       assert.equal(state.epoch, run.epoch);
       if (state.status === "waiting") return; // the record is brought up to date at the end
-      assert.equal(state.spentNanos, run.cost_nanos);
-      assert.equal(state.tokens, run.tokens_in + run.tokens_out);
+      assert.equal(usageOf(state).spentNanos, run.cost_nanos);
+      assert.equal(usageOf(state).tokens, run.tokens_in + run.tokens_out);
     });
   }
 
@@ -118,7 +137,7 @@ describe("a stream of events", () => {
   test("keeps events of unknown types and goes on", () => {
     const state = whole(numbered([["run.started", { epoch: 1 }], ["brand.new", { a: 1 }], ["run.completed", {}]]));
     assert.equal(state.status, "completed");
-    assert.equal(state.events[1]!.type, "brand.new");
+    assert.equal(state.log.get(2)!.type, "brand.new");
   });
 });
 
@@ -143,15 +162,15 @@ describe("money", () => {
         ["call.ended", call("two", "node", { status: "success", cost_usd: 0.002, tokens_in: 1, tokens_out: 2 })],
       ]),
     );
-    const costs = treeRows(state, 1).map((row) => [row.call!.id, row.depth, row.costNanos, row.heldNanos]);
+    const costs = treeRows(state, 1).map((row) => [row.id, row.depth, row.sumNanos, row.sumHeld]);
     assert.deepEqual(costs, [
       ["root", 0, 2_000_000, 50_000_000],
       ["node", 1, 2_000_000, 50_000_000],
       ["one", 2, 0, 50_000_000],
       ["two", 2, 2_000_000, 0],
     ]);
-    assert.equal(treeRows(state, 1)[1]!.node!.id, "a");
-    assert.equal(state.spentNanos, 2_000_000);
+    assert.equal(treeRows(state, 1)[1]!.node, "a");
+    assert.equal(usageOf(state).spentNanos, 2_000_000);
   });
 
   test("of a replayed call is not spent again, and a late bill is added", () => {
@@ -166,14 +185,14 @@ describe("money", () => {
         ["call.settled", { call_id: "b", cost_usd: 0.03 }],
       ]),
     );
-    assert.equal(state.spentNanos, 40_000_000);
-    assert.deepEqual(treeRows(state, 2).map((row) => row.costNanos), [0, 30_000_000]);
-    assert.deepEqual(treeRows(state, 1).map((row) => row.costNanos), [10_000_000]);
+    assert.equal(usageOf(state).spentNanos, 40_000_000);
+    assert.deepEqual(treeRows(state, 2).map((row) => row.sumNanos), [0, 30_000_000]);
+    assert.deepEqual(treeRows(state, 1).map((row) => row.sumNanos), [10_000_000]);
   });
 
   test("that nobody knows is no zero", () => {
     const state = whole(numbered([["call.ended", call("a", null, { status: "fail", cost_usd: null })]]));
-    assert.equal(state.unknownCosts, 1);
+    assert.equal(usageOf(state).unknownCosts, 1);
     assert.equal(treeRows(state, 1)[0]!.costUnknown, true);
   });
 });
@@ -182,7 +201,7 @@ test("the whole tree of a recorded run has its cost at the root, and its budgets
   const { run, events } = recorded("whole-tree-halted");
   const state = whole(events);
   const [root] = treeRows(state, 1);
-  assert.equal(root!.costNanos, run.cost_nanos);
+  assert.equal(root!.sumNanos, run.cost_nanos);
   const levels = [...state.budgets.values()].map(({ level, name, node }) => [level, node ?? name.split(":")[0]]);
   assert.deepEqual(levels, [
     ["run", "main"],
@@ -220,6 +239,96 @@ test("nothing is left running when a run ends", () => {
     ]),
   );
   assert.equal([...state.nodes.values()][0]!.status, "cancelled");
-  assert.equal([...state.calls.values()][0]!.status, "interrupted");
-  assert.equal([...state.calls.values()][0]!.heldNanos, 0);
+  assert.equal(treeRows(state)[0]!.status, "interrupted");
+  assert.equal(treeRows(state)[0]!.heldNanos, 0);
+});
+
+describe("columns", () => {
+  const trees = JSON.parse(readFileSync(new URL("../test/trees.json", import.meta.url), "utf8")) as Record<string, RunTree[]>;
+  /** What columns do not have: holds, and how a model or an error explained an end. */
+  const known = (state: RunState) =>
+    treeRows(state).map(({ heldNanos: _h, sumHeld: _s, finishReason: _f, error: _e, beganMs: _b, startedMs: _t, ...call }) => call);
+
+  for (const { name, events } of RUNS) {
+    test(`of the recorded run “${name}” and the events after them give the same calls as all events`, () => {
+      for (const tree of trees[name]!) {
+        const state = fromColumns(structuredClone(tree));
+        const upTo = whole(events.slice(0, tree.last_seq));
+        if (upTo.status === tree.status) assert.deepEqual(known(state), known(upTo));
+        assert.equal(apply(state, events.slice(Math.max(0, tree.last_seq - 5))), true);
+        const all = whole(events);
+        assert.deepEqual(known(state), known(all));
+        assert.equal(state.status, all.status);
+        assert.equal(usageOf(state).spentNanos + earlier(all, state), usageOf(all).spentNanos);
+      }
+    });
+
+    test(`of the recorded run “${name}” get their budgets and refusals from its history`, () => {
+      for (const tree of trees[name]!) {
+        const state = fromColumns(structuredClone(tree));
+        apply(state, events.slice(tree.last_seq));
+        applyHistory(state, events.filter(({ type }) => HISTORY_TYPES.includes(type)));
+        const all = whole(events);
+        assert.deepEqual(byKey(state), byKey(all));
+        assert.deepEqual(state.refusals, all.refusals);
+        assert.deepEqual(state.statuses, all.statuses);
+        assert.equal(state.workedMs, all.workedMs);
+      }
+    });
+  }
+
+  const byKey = (state: RunState) => [...state.budgets.values()].sort((one, other) => one.key.localeCompare(other.key));
+
+  /** What attempts before those of the columns have spent. */
+  const earlier = (all: RunState, state: RunState) =>
+    [...all.attempts].filter(([epoch]) => !state.attempts.has(epoch)).reduce((sum, [, table]) => sum + ofTable(table), 0);
+  const ofTable = (table: RunState["attempts"] extends Map<number, infer T> ? T : never) =>
+    table.tree().order.filter((row) => table.parent[row]! < 0).reduce((sum, row) => sum + table.tree().costNanos[row]!, 0);
+});
+
+test("sums of the tree are those of the run, in any stream", () => {
+  fc.assert(
+    fc.property(anyEvents, (events) => {
+      const state = whole(events);
+      let total = state.strayNanos;
+      for (const epoch of state.attempts.keys()) {
+        for (const row of treeRows(state, epoch)) if (row.depth === 0) total += row.sumNanos;
+      }
+      assert.equal(total, usageOf(state).spentNanos);
+    }),
+  );
+});
+
+test("an earlier moment shows what had begun by then, and what was spent and budgeted", () => {
+  const { events } = recorded("whole-tree-halted");
+  const state = whole(events);
+  const at = (seq: number) => events[seq - 1]!.at_ms;
+  assert.deepEqual(treeRows(state, 1, at(14)).map((row) => [row.id, row.status]), [
+    ["n000001", "running"],
+    ["n000002", "success"],
+    ["n000003", "running"],
+    ["n000004", "running"],
+    ["n000005", "running"],
+  ]);
+  assert.equal(usageOf(state, at(14)).spentNanos, 0);
+  assert.equal(usageOf(state, at(69)).spentNanos, 27_750);
+  assert.equal(statusAt(state, at(14)), "running");
+  assert.equal(statusAt(state, at(69)), "halted");
+  assert.deepEqual(budgetsAt(state, at(14)).map(({ level }) => level), ["run", "node"]);
+});
+
+test("a call is paid for by its nodes from the inside out, the run, its owner's day and everyone's day", () => {
+  const budget = (level: string, node: string | null = null) => ({ key: level + node, name: level, level, node, units: [] });
+  const budgets = [budget("all"), budget("run"), budget("node", "each"), budget("node", "each/1/read"), budget("node", "other"), budget("owner")];
+  const payers = payersOf(budgets, "each/1/read").map(({ level, node }) => node ?? level);
+  assert.deepEqual(payers, ["each/1/read", "each", "run", "owner", "all"]);
+});
+
+test("a tree without what is collapsed, and only with what matches, keeps its order", () => {
+  const call = (id: string, parent: string | null, name = id) => ["call.started", { call_id: id, parent_id: parent, kind: "llm", name }] as [string, Record<string, unknown>];
+  const table = tableOf(whole(numbered([call("a", null), call("b", "a"), call("c", "a"), call("d", "b"), call("e", null)])));
+  const ids = (rows: Int32Array) => [...rows].map((row) => table.ids[row]);
+  assert.deepEqual(ids(visibleRows(table, null, new Set())), ["a", "b", "d", "c", "e"]);
+  assert.deepEqual(ids(visibleRows(table, null, new Set([1]))), ["a", "b", "c", "e"]);
+  assert.deepEqual(ids(visibleRows(table, null, new Set([0]), (row) => table.ids[row] === "d")), ["a", "b", "d"]);
 });

@@ -1,53 +1,17 @@
 // A run as its events describe it.
 //
 // The model is a reducer over numbered events: an event that was applied already is dropped, one that is ahead of the
-// next is refused, so any split or repetition of a stream gives the same state. It knows nothing of HTTP or of React.
+// next is refused, so any split or repetition of a stream gives the same state. A long run begins with the server's
+// columns of its calls instead, and continues with the events after them. What happened before is kept by its time, so
+// that the page can show any earlier moment. The model knows nothing of HTTP or of React.
 
-import type { EventShown } from "../api/types.ts";
+import type { BudgetShown, EventShown, RunTree } from "../api/types.ts";
+import { CallTable, COST_UNKNOWN, maybeText, number, REPLAYED, stopOf, text, type Stop } from "./calls.ts";
+import { EventLog } from "./event-log.ts";
 import { toNanos } from "./money.ts";
 
+export type { Call, Stop } from "./calls.ts";
 export type Status = "queued" | "running" | "waiting" | "parked" | "completed" | "failed" | "halted" | "cancelled";
-
-export interface Call {
-  key: string;
-  id: string;
-  parent: string | null;
-  kind: string;
-  name: string;
-  model: string | null;
-  /** Path of the node that made the call; null outside of nodes, or if the server does not tell. */
-  node: string | null;
-  /** Type of the node, if this is the call of a node itself. */
-  nodeType: string | null;
-  attempt: number;
-  heldNanos: number;
-  epoch: number;
-  startedMs: number;
-  endedMs: number | null;
-  status: string;
-  costNanos: number;
-  costUnknown: boolean;
-  tokensIn: number;
-  tokensOut: number;
-  replayed: boolean;
-  finishReason: string | null;
-  stop: Stop | null;
-}
-
-/** Why a call was not made, or was stopped: who asked for how much of whose budget. */
-export interface Stop {
-  reason: string;
-  message: string;
-  budget: string | null;
-  whose: string | null;
-  unit: string | null;
-  limit: number | null;
-  used: number | null;
-  held: number | null;
-  asked: number | null;
-  /** False for a call that stopped only because one below it did. */
-  cause: boolean;
-}
 
 /** What is spent, held, unresolved and waited for of one ceiling; the unit of money is a billionth of a dollar. */
 export interface Figures {
@@ -80,25 +44,43 @@ export interface NodeState {
   progress: number;
 }
 
+export interface Refusal extends Stop {
+  seq: number;
+  atMs: number;
+  call: string | null;
+  node: string | null;
+}
+
+/** Something that changed at a moment; `seq` orders what came at the same time. */
+interface Change<T> {
+  seq: number;
+  atMs: number;
+  value: T;
+}
+
 export interface RunState {
   lastSeq: number;
+  /** The event up to which the server's columns were read; what was before has no node events. */
+  columnsSeq: number;
   status: Status;
   epoch: number;
   startedMs: number | null;
   endedMs: number | null;
-  /** Time worked in earlier epochs, and when the current one began: the run's time limit counts both. */
+  /** Time worked in earlier attempts, and when the current one began: the run's time limit counts both. */
   workedMs: number;
   resumedMs: number | null;
-  /** Known cost of the calls that this run made itself; replayed calls were paid for before. */
-  spentNanos: number;
-  unknownCosts: number;
-  tokens: number;
-  modelCalls: number;
+  /** Bills of calls that are not in any table. */
+  strayNanos: number;
+  strayTokens: number;
   nodes: Map<string, NodeState>;
-  calls: Map<string, Call>;
-  refusals: Stop[];
+  attempts: Map<number, CallTable>;
+  refusals: Refusal[];
   budgets: Map<string, Budget>;
-  events: EventShown[];
+  log: EventLog;
+  statuses: Change<Status>[];
+  budgetChanges: Change<Budget>[];
+  /** The newest `limit` event: each ancestor of a refused call reports the refusal, one after the other. */
+  limitSeq: number;
 }
 
 const ENDINGS: Record<string, Status> = {
@@ -108,6 +90,20 @@ const ENDINGS: Record<string, Status> = {
   "run.cancelled": "cancelled",
   "run.parked": "parked",
 };
+const MAX_TEXT = 20_000;
+
+/** Events that columns of calls do not replace: few, and enough for budgets and refusals of any moment. */
+export const HISTORY_TYPES = [
+  ...["run.queued", "run.started", "run.resumed", "run.waiting", "run.granted", ...Object.keys(ENDINGS)],
+  ...["approval.answered", "budget", "limit", "node.skipped", "node.error"],
+];
+
+/** Types of events that the page knows how to read; others are shown as they are. */
+export const KNOWN_TYPES: ReadonlySet<string> = new Set([
+  ...HISTORY_TYPES,
+  ...["node.started", "node.progress", "node.completed", "node.cancelled", "text.delta", "tool.call", "approval.requested"],
+  ...["call.started", "call.waiting", "call.ended", "call.settled"],
+]);
 
 export function isLive(status: Status): boolean {
   return status === "queued" || status === "running" || status === "waiting";
@@ -122,22 +118,76 @@ export function elapsedMs(state: RunState, nowMs: number): number {
 export function newRun(): RunState {
   return {
     lastSeq: 0,
+    columnsSeq: 0,
     status: "queued",
     epoch: 1,
     startedMs: null,
     endedMs: null,
     workedMs: 0,
     resumedMs: null,
-    spentNanos: 0,
-    unknownCosts: 0,
-    tokens: 0,
-    modelCalls: 0,
+    strayNanos: 0,
+    strayTokens: 0,
     nodes: new Map(),
-    calls: new Map(),
+    attempts: new Map(),
     refusals: [],
     budgets: new Map(),
-    events: [],
+    log: new EventLog(),
+    statuses: [],
+    budgetChanges: [],
+    limitSeq: 0,
   };
+}
+
+/** A run as of the server's columns; the events after them continue it. */
+export function fromColumns(tree: RunTree): RunState {
+  const state = newRun();
+  const table = CallTable.from(tree);
+  const [, last] = table.span();
+  state.lastSeq = state.columnsSeq = state.log.lastSeq = tree.last_seq;
+  state.status = tree.status;
+  state.epoch = tree.epoch || 1;
+  state.attempts.set(state.epoch, table);
+  state.startedMs = state.resumedMs = tree.base_ms || null;
+  if (!isLive(tree.status)) {
+    state.endedMs = last || tree.base_ms;
+    table.closeOpen(last);
+  }
+  return state;
+}
+
+/** Add what happened before the columns; events that came since count more. */
+export function applyHistory(state: RunState, events: EventShown[]): void {
+  const before = newRun();
+  for (const event of events) if (event.seq <= state.columnsSeq) applyOne(before, event);
+  const [first, ...others] = state.refusals;
+  const repeated = first && first.seq === before.limitSeq + 1 && first.message === before.refusals.at(-1)?.message;
+  state.refusals = [...before.refusals, ...(repeated ? others : state.refusals)];
+  state.statuses = [...before.statuses, ...state.statuses];
+  state.budgetChanges = [...before.budgetChanges, ...state.budgetChanges];
+  const sameAttempt = before.epoch === state.epoch;
+  if (sameAttempt) nameNodes(state, before);
+  for (const [key, budget] of before.budgets) {
+    if (!state.budgets.has(key) && (sameAttempt || budget.level !== "node")) state.budgets.set(key, budget);
+  }
+  for (const [key, node] of before.nodes) if (!state.nodes.has(key)) state.nodes.set(key, node);
+  if (before.startedMs !== null) state.startedMs = before.startedMs;
+  if (sameAttempt && before.resumedMs !== null) {
+    state.workedMs = before.workedMs;
+    state.resumedMs = before.resumedMs;
+  }
+  if (!isLive(state.status)) state.endedMs = before.endedMs ?? state.endedMs;
+}
+
+/** The last figures of a node's budget may come without its node, which earlier events have named. */
+function nameNodes(state: RunState, before: RunState): void {
+  for (const [key, budget] of state.budgets) {
+    if (budget.level !== "node" || budget.node !== null) continue;
+    const named = [...before.budgets.values()].find(({ level, name }) => level === "node" && name === budget.name);
+    if (!named) continue;
+    state.budgets.delete(key);
+    Object.assign(budget, { key: named.key, node: named.node });
+    state.budgets.set(named.key, budget);
+  }
 }
 
 /** Apply events in order; returns false if one is missing before them, and the rest was left out. */
@@ -146,25 +196,38 @@ export function apply(state: RunState, events: Iterable<EventShown>): boolean {
     if (event.seq <= state.lastSeq) continue;
     if (event.seq !== state.lastSeq + 1) return false;
     state.lastSeq = event.seq;
-    state.events.push(event);
+    state.log.add(event);
     applyOne(state, event);
   }
   return true;
 }
 
+export function tableOf(state: RunState, epoch = state.epoch): CallTable {
+  let table = state.attempts.get(epoch);
+  if (!table) {
+    table = new CallTable(epoch);
+    state.attempts.set(epoch, table);
+  }
+  return table;
+}
+
 function applyOne(state: RunState, event: EventShown): void {
-  const { type, data } = event;
+  const { type, data, at_ms } = event;
+  const before = state.status;
   if (type.startsWith("run.")) applyRun(state, event);
   else if (type.startsWith("node.")) applyNode(state, event);
-  else if (type === "call.started" || type === "call.waiting") startCall(state, event);
-  else if (type === "call.ended") endCall(state, event);
+  else if (type === "call.started" || type === "call.waiting") tableOf(state).begin(data, at_ms, type === "call.waiting");
+  else if (type === "call.ended") tableOf(state).finish(data, at_ms);
   else if (type === "call.settled") settleCall(state, event);
   else if (type === "budget") setBudget(state, event);
   else if (type === "limit") addRefusal(state, event);
   else if (type === "text.delta") {
     const node = state.nodes.get(keyOf(state, text(data.node_id)));
-    if (node) node.text += text(data.text);
+    if (node) node.text = (node.text + text(data.text)).slice(-MAX_TEXT);
   } else if (type === "approval.answered" && state.status === "waiting") state.status = "running";
+  if (state.status !== before || event.seq === 1) {
+    state.statuses.push({ seq: event.seq, atMs: at_ms, value: state.status });
+  }
 }
 
 function applyRun(state: RunState, { type, data, at_ms }: EventShown): void {
@@ -183,12 +246,12 @@ function applyRun(state: RunState, { type, data, at_ms }: EventShown): void {
     state.workedMs = number(data.worked_ms);
     state.resumedMs = at_ms;
     state.endedMs = null;
+    state.attempts.set(state.epoch, new CallTable(state.epoch));
     // Budgets of nodes begin anew in each attempt; those of the run and of days go on.
     for (const [key, budget] of state.budgets) if (budget.level === "node") state.budgets.delete(key);
   } else if (type === "run.waiting") state.status = "waiting";
 }
 
-/** Nothing of a run goes on after its end, also if a killed worker could not say so. */
 function closeOpen(state: RunState, atMs: number): void {
   for (const node of state.nodes.values()) {
     if (node.status === "running") {
@@ -196,13 +259,7 @@ function closeOpen(state: RunState, atMs: number): void {
       node.endedMs = atMs;
     }
   }
-  for (const call of state.calls.values()) {
-    if (call.endedMs === null) {
-      call.status = "interrupted";
-      call.heldNanos = 0;
-      call.endedMs = atMs;
-    }
-  }
+  for (const table of state.attempts.values()) table.closeOpen(atMs);
 }
 
 function applyNode(state: RunState, { type, data, at_ms }: EventShown): void {
@@ -238,81 +295,29 @@ function keyOf(state: RunState, id: string): string {
   return `${state.epoch}:${id}`;
 }
 
-function startCall(state: RunState, { type, data, at_ms }: EventShown): void {
-  const id = text(data.call_id);
-  const key = keyOf(state, id);
-  state.calls.set(key, {
-    key,
-    id,
-    parent: maybeText(data.parent_id),
-    kind: text(data.kind),
-    name: text(data.name),
-    model: maybeText(data.model),
-    node: maybeText(data.node_id),
-    nodeType: maybeText(data.node_type),
-    attempt: number(data.attempt) || 1,
-    heldNanos: toNanos(data.held_usd),
-    epoch: state.epoch,
-    startedMs: at_ms,
-    endedMs: null,
-    status: type === "call.waiting" ? "waiting" : "running",
-    costNanos: 0,
-    costUnknown: false,
-    tokensIn: 0,
-    tokensOut: 0,
-    replayed: data.replayed === true,
-    finishReason: null,
-    stop: type === "call.waiting" ? stopOf(data.stop) : null,
-  });
-}
-
-function endCall(state: RunState, event: EventShown): void {
-  const { data, at_ms } = event;
-  const key = keyOf(state, text(data.call_id));
-  if (!state.calls.has(key)) startCall(state, event); // a refused call may end without having started
-  const call = state.calls.get(key)!;
-  call.endedMs = at_ms;
-  call.startedMs = Math.min(call.startedMs, at_ms - number(data.duration_ms));
-  call.status = text(data.status);
-  call.replayed = data.replayed === true;
-  call.costUnknown = data.cost_usd === null;
-  call.costNanos = toNanos(data.cost_usd);
-  call.heldNanos = 0;
-  call.tokensIn = number(data.tokens_in);
-  call.tokensOut = number(data.tokens_out);
-  call.finishReason = maybeText(data.finish_reason);
-  call.stop = stopOf(data.stop) ?? stopInWords(data.stop_reason);
-  if (call.replayed) return;
-  state.spentNanos += call.costNanos;
-  state.tokens += call.tokensIn + call.tokensOut;
-  if (call.costUnknown) state.unknownCosts += 1;
-  if (call.kind === "llm") state.modelCalls += 1;
-}
-
-/** A bill that came after the call had ended; it adds to what was settled then. */
 function settleCall(state: RunState, { data }: EventShown): void {
-  const cost = toNanos(data.cost_usd);
-  const tokensIn = number(data.tokens_in);
-  const tokensOut = number(data.tokens_out);
-  state.spentNanos += cost;
-  state.tokens += tokensIn + tokensOut;
-  const call = state.calls.get(keyOf(state, text(data.call_id)));
-  if (!call) return;
-  call.costNanos += cost;
-  call.tokensIn += tokensIn;
-  call.tokensOut += tokensOut;
+  if (tableOf(state).settle(data)) return;
+  state.strayNanos += toNanos(data.cost_usd);
+  state.strayTokens += number(data.tokens_in) + number(data.tokens_out);
 }
 
-function setBudget(state: RunState, { data }: EventShown): void {
+function setBudget(state: RunState, event: EventShown): void {
+  const budget = budgetOf(event.data, state.budgets.values());
+  state.budgets.set(budget.key, budget);
+  state.budgetChanges.push({ seq: event.seq, atMs: event.at_ms, value: budget });
+}
+
+/** A budget as events and `/budgets` have it. */
+export function budgetOf(data: Record<string, unknown> | BudgetShown, known: Iterable<Budget> = []): Budget {
   const level = text(data.level);
   const name = text(data.budget);
-  const told = maybeText(data.node_id);
+  const given = maybeText(data.node_id);
   // The last figures of a node's budget may come without its node, when that has ended.
-  const known = told === null ? [...state.budgets.values()].find((one) => one.level === level && one.name === name) : null;
-  const node = known?.node ?? told;
-  const key = known?.key ?? `${level}:${node ?? ""}:${name}`;
-  const units = Array.isArray(data.units) ? data.units.map(figuresOf) : [];
-  state.budgets.set(key, { key, name, level, node, units });
+  const before = given === null ? [...known].find((one) => one.level === level && one.name === name) : undefined;
+  const node = before?.node ?? given;
+  const key = before?.key ?? `${level}:${node ?? ""}:${name}`;
+  const units = Array.isArray(data.units) ? (data.units as Record<string, unknown>[]).map(figuresOf) : [];
+  return { key, name, level, node, units };
 }
 
 function figuresOf(given: Record<string, unknown>): Figures {
@@ -328,127 +333,102 @@ function figuresOf(given: Record<string, unknown>): Figures {
   };
 }
 
-function stopOf(given: unknown): Stop | null {
-  if (typeof given !== "object" || given === null) return null;
-  const data = given as Record<string, unknown>;
-  return {
-    reason: text(data.reason) || text(data.stop_reason),
-    message: text(data.message),
-    budget: maybeText(data.budget),
-    whose: maybeText(data.whose),
-    unit: maybeText(data.unit),
-    limit: maybeNumber(data.limit),
-    used: maybeNumber(data.used),
-    held: maybeNumber(data.held),
-    asked: maybeNumber(data.asked),
-    cause: data.cause !== false,
-  };
-}
-
-/** A stop as older servers tell it: its reason, a colon and its message. */
-function stopInWords(given: unknown): Stop | null {
-  if (typeof given !== "string") return null;
-  const [reason = "", ...message] = given.split(": ");
-  return stopOf({ reason, message: message.join(": ") || given });
-}
-
-/** Each ancestor of a refused call reports the refusal, too: only the cause is kept. */
-function addRefusal(state: RunState, { data }: EventShown): void {
+/** Only the cause of a refusal is kept, not the same stop at each ancestor. */
+function addRefusal(state: RunState, { seq, data, at_ms }: EventShown): void {
   const stop = stopOf(data)!;
-  const last = state.refusals.at(-1);
-  const repeated = last?.message === stop.message && state.events.at(-2)?.type === "limit";
-  if (stop.cause && !repeated) state.refusals.push(stop);
+  const repeated = state.limitSeq === seq - 1 && state.refusals.at(-1)?.message === stop.message;
+  state.limitSeq = seq;
+  if (!stop.cause || repeated) return;
+  state.refusals.push({ ...stop, seq, atMs: at_ms, call: maybeText(data.call_id), node: maybeText(data.node_id) });
 }
 
-export interface TreeRow {
-  key: string;
-  depth: number;
-  /** The node of the row: of its own call, or told by node events alone. */
-  node: NodeState | null;
-  call: Call | null;
-  /** Sums over the row's own call and all below it, without what was paid for in an earlier attempt. */
-  costNanos: number;
-  costUnknown: boolean;
+export interface Usage {
+  /** Known cost of the calls that this run made itself; replayed calls were paid for before. */
+  spentNanos: number;
   tokens: number;
+  modelCalls: number;
+  unknownCosts: number;
   heldNanos: number;
 }
 
-/** The rows of one attempt's tree, depth first, in the order things started. */
-export function treeRows(state: RunState, epoch: number): TreeRow[] {
-  const calls = [...state.calls.values()].filter((call) => call.epoch === epoch);
-  const nodes = [...state.nodes.values()].filter((node) => node.epoch === epoch);
-  if (calls.some((call) => call.parent === null)) return wholeTree(calls, nodes);
-  // Servers that do not tell every call do not tell either of which node a call is: nothing is guessed.
-  const rows: TreeRow[] = nodes.map((node) => rowOf(null, node, 0));
-  for (const call of calls) rows.push(rowOf(call, null, 0));
-  return rows;
-}
-
-function wholeTree(calls: Call[], nodes: NodeState[]): TreeRow[] {
-  const nodeOf = new Map(nodes.map((node) => [node.id, node]));
-  const rowFor = new Map<string, TreeRow>();
-  const children = new Map<string, TreeRow[]>();
-  const tops: TreeRow[] = [];
-  for (const call of calls) {
-    const row = rowOf(call, call.nodeType === null ? null : (nodeOf.get(call.node ?? "") ?? null), 0);
-    rowFor.set(call.key, row);
-    children.set(call.key, []);
+/** What the calls of all known attempts have used, as of now or of a moment. */
+export function usageOf(state: RunState, atMs: number | null = null): Usage {
+  const usage = { spentNanos: 0, tokens: 0, modelCalls: 0, unknownCosts: 0, heldNanos: 0 };
+  if (atMs === null) {
+    usage.spentNanos = state.strayNanos;
+    usage.tokens = state.strayTokens;
   }
-  for (const call of calls) {
-    const row = rowFor.get(call.key)!;
-    const siblings = children.get(`${call.epoch}:${call.parent}`);
-    if (siblings) siblings.push(row);
-    else tops.push(row);
-  }
-  // A call starts after the one that made it, so from the last to the first each sum is whole before it rises.
-  for (const call of calls.toReversed()) {
-    const above = rowFor.get(`${call.epoch}:${call.parent}`);
-    const row = rowFor.get(call.key)!;
-    if (!above) continue;
-    above.costNanos += row.costNanos;
-    above.tokens += row.tokens;
-    above.heldNanos += row.heldNanos;
-    above.costUnknown ||= row.costUnknown;
-  }
-  const rows: TreeRow[] = [];
-  // A stack and not recursion: calls may be nested as deeply as a graph allows.
-  const stack = tops.toReversed();
-  for (let row = stack.pop(); row; row = stack.pop()) {
-    rows.push(row);
-    for (const child of children.get(row.call!.key)!.toReversed()) {
-      child.depth = row.depth + 1;
-      stack.push(child);
+  for (const table of state.attempts.values()) {
+    for (let row = 0; row < table.count; row += 1) {
+      usage.heldNanos += table.held[row]!;
+      const flags = table.flags[row]!;
+      if (flags & REPLAYED || !table.hasEnded(row, atMs)) continue;
+      usage.spentNanos += table.cost[row]!;
+      usage.tokens += table.tokensIn[row]! + table.tokensOut[row]!;
+      if (flags & COST_UNKNOWN) usage.unknownCosts += 1;
+      if (table.kinds[table.kind[row]!] === "llm") usage.modelCalls += 1;
     }
   }
-  return rows;
+  return usage;
 }
 
-function rowOf(call: Call | null, node: NodeState | null, depth: number): TreeRow {
-  const paid = call !== null && !call.replayed;
-  return {
-    key: call ? `call:${call.key}` : `node:${node!.epoch}:${node!.id}`,
-    depth,
-    node,
-    call,
-    costNanos: paid ? call.costNanos : 0,
-    costUnknown: paid && call.costUnknown,
-    tokens: paid ? call.tokensIn + call.tokensOut : 0,
-    heldNanos: call?.heldNanos ?? 0,
-  };
+/** Budgets as they were at a moment, or now. */
+export function budgetsAt(state: RunState, atMs: number | null): Budget[] {
+  if (atMs === null) return [...state.budgets.values()];
+  const found = new Map<string, Budget>();
+  for (const { atMs: changed, value } of state.budgetChanges) if (changed <= atMs) found.set(value.key, value);
+  return [...found.values()];
 }
 
-function maybeText(value: unknown): string | null {
-  return typeof value === "string" ? value : null;
+export function statusAt(state: RunState, atMs: number | null): Status {
+  if (atMs === null || state.statuses.length === 0) return state.status;
+  let status: Status = "queued";
+  for (const change of state.statuses) if (change.atMs <= atMs) status = change.value;
+  return status;
 }
 
-function maybeNumber(value: unknown): number | null {
-  return typeof value === "number" ? value : null;
+export function refusalsAt(state: RunState, atMs: number | null): Refusal[] {
+  return atMs === null ? state.refusals : state.refusals.filter((refusal) => refusal.atMs <= atMs);
 }
 
-function text(value: unknown): string {
-  return typeof value === "string" ? value : "";
+/** Budgets that pay for a call of a node, the innermost first: of its nodes, the run, its owner's day, everyone's day. */
+export function payersOf(budgets: Budget[], node: string | null): Budget[] {
+  const path = node === null ? "" : `${node}/`;
+  const inside = budgets.filter(({ level, node: owner }) => level === "node" && owner !== null && path.startsWith(`${owner}/`));
+  inside.sort((one, other) => other.node!.length - one.node!.length);
+  const outside = ["run", "owner", "all"].flatMap((level) => budgets.filter((budget) => budget.level === level));
+  return [...inside, ...outside];
 }
 
-function number(value: unknown): number {
-  return typeof value === "number" ? value : 0;
+/** The rows that a tree shows: without what is below collapsed rows, or only matches and what is above them. */
+export function visibleRows(
+  table: CallTable,
+  atMs: number | null,
+  collapsed: ReadonlySet<number>,
+  matches: ((row: number) => boolean) | null = null,
+): Int32Array {
+  const { order, size } = table.tree(atMs);
+  const shown = new Int32Array(order.length);
+  const kept = matches && ancestorsOf(table, matches);
+  let count = 0;
+  for (let at = 0; at < order.length; ) {
+    const row = order[at]!;
+    if (!table.hasBegun(row, atMs) || (kept && !kept[row])) {
+      at += size[row]!; // what it made began later, and has no match either
+      continue;
+    }
+    shown[count] = row;
+    count += 1;
+    at += collapsed.has(row) && !kept ? size[row]! : 1;
+  }
+  return shown.subarray(0, count);
+}
+
+function ancestorsOf(table: CallTable, matches: (row: number) => boolean): Uint8Array {
+  const kept = new Uint8Array(table.count);
+  for (let row = table.count - 1; row >= 0; row -= 1) {
+    if (kept[row] === 0 && matches(row)) kept[row] = 1;
+    if (kept[row] && table.parent[row]! >= 0) kept[table.parent[row]!] = 1;
+  }
+  return kept;
 }

@@ -1,27 +1,49 @@
 // The page of one run: its header, what it has used, why it stopped, and its views.
+//
+// What is looked at is in the address: `?view=flame&call=1:n000004`, so a link opens the same call in the same view.
 
+import { lazy, Suspense, type ComponentType, type KeyboardEvent } from "react";
 import type { Me } from "../../api/types.ts";
 import { formatCount } from "../../model/money.ts";
+import { tableOf } from "../../model/run.ts";
 import { setParams, type Route } from "../../router.ts";
 import { Failure, Value } from "../../ui/parts.tsx";
+import { visible } from "../../ui/visible.ts";
 import { Bills } from "../bills.tsx";
 import { Calls } from "./calls.tsx";
 import { Events } from "./events.tsx";
 import { Header } from "./header.tsx";
+import { Inspector } from "./inspector.tsx";
+import { Refusals } from "./refusals.tsx";
 import { Stopped, Waiting } from "./stopped.tsx";
 import { Strip } from "./strip.tsx";
-import { useRun } from "./use-run.ts";
+import { Timeline } from "./timeline.tsx";
+import { useRun, type LiveRun } from "./use-run.ts";
+import type { ViewProps } from "./views.tsx";
+import "./run.css";
 
-const TABS = { calls: "Calls", events: "Events", input: "Input and output" } as const;
+const Flame = lazy(() => import("./flame.tsx"));
+const Graph = lazy(() => import("./graph.tsx"));
+
+const VIEWS = {
+  tree: "Calls",
+  flame: "Flame",
+  timeline: "Timeline",
+  graph: "Graph",
+  events: "Events",
+  data: "Input and output",
+} as const;
+type View = keyof typeof VIEWS;
+
+const OF_CALLS: Partial<Record<View, ComponentType<ViewProps>>> = { tree: Calls, flame: Flame, timeline: Timeline, graph: Graph };
 
 export function RunPage({ id, route, me }: { id: string; route: Route; me: Me }) {
   const run = useRun(id);
   const { record, state } = run;
-  const tab = (route.params.get("tab") ?? "calls") as keyof typeof TABS;
   if (!record) {
     return (
       <>
-        <h1>Run {id}</h1>
+        <h1>Run {visible(id)}</h1>
         {run.error ? <Failure error={run.error} /> : <p className="muted">Loading…</p>}
         <p>
           <a href="#/runs">All runs</a>
@@ -39,42 +61,131 @@ export function RunPage({ id, route, me }: { id: string; route: Route; me: Me })
           Not connected: {run.message}. What you see is as of event {state.lastSeq}.
         </div>
       )}
+      {run.restored && (
+        <div className="note warn" role="status">
+          The server no longer has events that this page had shown: its database may have been restored. This is the run as it
+          is there now.
+        </div>
+      )}
       <Strip record={record} state={state} />
       {status === "waiting" && <Waiting run={record} mayAct={mayAct} onAnswered={run.refresh} />}
       <Stopped record={record} status={status} run={run} mayAct={mayAct} />
       {record.unresolved_usd > 0 && <Bills run={record} mayAct={mayAct} onResolved={run.refresh} />}
-      <div className="panel">
-        <div className="tabs" role="tablist" aria-label="What to look at">
-          {Object.entries(TABS).map(([name, label]) => (
-            <button
-              key={name}
-              role="tab"
-              id={`tab-${name}`}
-              aria-controls="tab-panel"
-              aria-selected={name === tab}
-              onClick={() => setParams(route, { tab: name === "calls" ? null : name, call: null })}
-            >
-              {label}
-              {name === "events" && ` (${formatCount(state.events.length)})`}
-            </button>
-          ))}
-        </div>
-        <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${tab}`}>
-          {tab === "events" ? (
-            <Events events={state.events} />
-          ) : tab === "input" ? (
-            <div className="pad stack">
-              <h2>Input</h2>
-              <Value of={record.input} label="Input" />
-              <h2>Output</h2>
-              {record.output === null ? <p className="muted">None yet.</p> : <Value of={record.output} label="Output" />}
-            </div>
-          ) : (
-            <Calls state={state} route={route} />
-          )}
-        </div>
-      </div>
+      <Refusals state={state} route={route} />
+      <Views run={run} route={route} />
       <p className="hidden" role="status">{`The run is ${status}`}</p>
     </>
+  );
+}
+
+function Views({ run, route }: { run: LiveRun; route: Route }) {
+  const { state } = run;
+  const given = route.params.get("view") ?? "tree";
+  const view: View = given in VIEWS ? (given as View) : "tree";
+  const names = Object.keys(VIEWS) as View[];
+  const choose = (name: View) => setParams(route, { view: name === "tree" ? null : name });
+  const onKey = (event: KeyboardEvent) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = names[(names.indexOf(view) + step + names.length) % names.length]!;
+    choose(next);
+    document.getElementById(`tab-${next}`)?.focus();
+  };
+  return (
+    <div className="panel">
+      <div className="tabs" role="tablist" aria-label="What to look at" onKeyDown={onKey}>
+        {names.map((name) => (
+          <button
+            key={name}
+            role="tab"
+            id={`tab-${name}`}
+            aria-controls="tab-panel"
+            aria-selected={name === view}
+            tabIndex={name === view ? 0 : -1}
+            onClick={() => choose(name)}
+          >
+            {VIEWS[name]}
+            {name === "events" && ` (${formatCount(state.log.lastSeq)})`}
+          </button>
+        ))}
+      </div>
+      <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${view}`}>
+        <Suspense fallback={<p className="empty">Loading…</p>}>
+          <Panel run={run} route={route} view={view} />
+        </Suspense>
+      </div>
+    </div>
+  );
+}
+
+function Panel({ run, route, view }: { run: LiveRun; route: Route; view: View }) {
+  const { state } = run;
+  const record = run.record!;
+  const OfCalls = OF_CALLS[view];
+  if (OfCalls) return <CallView run={run} route={route} View={OfCalls} />;
+  if (view === "events") return <Events id={record.id} state={state} route={route} />;
+  return (
+    <div className="pad stack">
+      <h2>Input</h2>
+      <Value of={record.input} label="Input" />
+      <h2>Output</h2>
+      {record.output === null ? <p className="muted">None yet.</p> : <Value of={record.output} label="Output" />}
+    </div>
+  );
+}
+
+/** A view of the calls of one attempt, with the picked one beside it. */
+function CallView({ run, route, View }: { run: LiveRun; route: Route; View: ComponentType<ViewProps> }) {
+  const { state } = run;
+  const record = run.record!;
+  const attempts = [...state.attempts.keys()].filter((epoch) => epoch <= state.epoch);
+  const epoch = Number(route.params.get("attempt")) || state.epoch;
+  const table = tableOf(state, state.attempts.has(epoch) ? epoch : state.epoch);
+  const picked = route.params.get("call");
+  const row = picked?.startsWith(`${table.epoch}:`) ? table.rowOf(picked.slice(picked.indexOf(":") + 1)) : -1;
+  const pick = (key: string) => setParams(route, { call: key === picked ? null : key });
+  return (
+    <>
+      {state.epoch > 1 && (
+        <Attempts
+          known={attempts}
+          newest={state.epoch}
+          chosen={table.epoch}
+          onChoose={(one) => setParams(route, { attempt: one, call: null })}
+        />
+      )}
+      <div className={row >= 0 ? "columns" : ""}>
+        <div className="view">
+          <View record={record} state={state} table={table} route={route} picked={picked} onPick={pick} />
+        </div>
+        {row >= 0 && (
+          <Inspector call={table.call(row)} record={record} state={state} table={table} onPick={pick} onClose={() => pick(picked!)} />
+        )}
+      </div>
+    </>
+  );
+}
+
+function Attempts(props: { known: number[]; newest: number; chosen: number; onChoose: (one: string | null) => void }) {
+  const { known, newest, chosen, onChoose } = props;
+  return (
+    <div className="bar pad-bar">
+      <span>This run was resumed.</span>
+      <select
+        aria-label="Attempt"
+        value={chosen}
+        onChange={(event) => onChoose(Number(event.target.value) === newest ? null : event.target.value)}
+      >
+        {known.map((epoch) => (
+          <option key={epoch} value={epoch}>
+            Attempt {epoch} of {newest}
+          </option>
+        ))}
+      </select>
+      <span className="muted small">
+        Finished work comes back from the journal, and is not paid for again.
+        {known.length < newest && " Earlier attempts of a long run are in its events."}
+      </span>
+    </div>
   );
 }

@@ -1,9 +1,10 @@
 // What the run has used of its own limits, and of the budgets above and below it.
 
 import { useEffect, useState } from "react";
+import { serverNow } from "../../api/client.ts";
 import type { RunShown } from "../../api/types.ts";
 import { formatCount, formatDuration, formatUsd, toNanos } from "../../model/money.ts";
-import { elapsedMs, isLive, type RunState } from "../../model/run.ts";
+import { elapsedMs, isLive, usageOf, type RunState } from "../../model/run.ts";
 import { Meter, type Level } from "../../ui/parts.tsx";
 import type { LimitName } from "../limits.tsx";
 import { formatOf, ownerOf, RAISED_BY } from "./words.ts";
@@ -33,27 +34,28 @@ export function Strip({ record, state }: { record: RunShown; state: RunState }) 
 
 function levelsOf(record: RunShown, state: RunState, elapsed: number): [LimitName, Level][] {
   const limit = (name: LimitName) => (record.limits[name] === undefined ? null : Number(record.limits[name]));
-  const told = [...state.budgets.values()].find((budget) => budget.level === "run");
-  const figures = (unit: string) => told?.units.find((one) => one.unit === unit);
+  const usage = usageOf(state);
+  const own = [...state.budgets.values()].find((budget) => budget.level === "run");
+  const figures = (unit: string) => own?.units.find((one) => one.unit === unit);
   const ended = !isLive(state.status);
   const money: Level = {
     name: "Money of this run",
     ...(ended ? { held: 0, waiting: 0 } : figures("usd")),
-    spent: Math.max(ended ? record.cost_nanos : 0, state.spentNanos),
+    spent: Math.max(ended ? record.cost_nanos : (figures("usd")?.spent ?? 0), usage.spentNanos),
     unresolved: ended ? toNanos(record.unresolved_usd) : (figures("usd")?.unresolved ?? 0),
     limit: record.limits.max_cost_usd === undefined ? null : toNanos(record.limits.max_cost_usd),
     format: formatUsd,
-    note: state.unknownCosts ? `at least: ${state.unknownCosts} of unknown cost` : undefined,
+    note: usage.unknownCosts ? `at least: ${usage.unknownCosts} of unknown cost` : undefined,
   };
   const seconds = limit("timeout_s");
   const time: Level = { name: "Time", spent: elapsed, limit: seconds === null ? null : seconds * 1000, format: formatDuration };
   const levels: [LimitName, Level][] = [["max_cost_usd", money]];
   levels.push(["timeout_s", time]);
-  levels.push(["max_tokens", { name: "Tokens", spent: state.tokens, limit: limit("max_tokens"), format: formatCount }]);
+  levels.push(["max_tokens", { name: "Tokens", spent: usage.tokens, limit: limit("max_tokens"), format: formatCount }]);
   for (const [name, unit, label] of COUNTED) {
     const one = figures(unit);
     if (one) levels.push([name, { ...one, name: label, limit: limit(name), format: formatCount }]);
-    else if (name === "max_api_calls") levels.push([name, { name: "Model calls", spent: state.modelCalls, limit: limit(name), format: formatCount }]);
+    else if (name === "max_api_calls") levels.push([name, { name: "Model calls", spent: usage.modelCalls, limit: limit(name), format: formatCount }]);
   }
   return levels.filter(([, level], index) => index < 2 || level.limit !== null || level.spent > 0);
 }
@@ -92,10 +94,10 @@ function outerLevels(record: RunShown, state: RunState): Level[] {
 }
 
 export function useNow(ticking: boolean): number {
-  const [now, setNow] = useState(Date.now);
+  const [now, setNow] = useState(serverNow);
   useEffect(() => {
     if (!ticking) return;
-    const timer = setInterval(() => setNow(Date.now()), 1000);
+    const timer = setInterval(() => setNow(serverNow()), 1000);
     return () => clearInterval(timer);
   }, [ticking]);
   return now;

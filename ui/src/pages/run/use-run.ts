@@ -1,9 +1,16 @@
 // One run, live: its record from the API, and its events as a model that re-renders at most once a frame.
+//
+// A short run is read event by event. A long one opens with the server's columns of its calls; its earlier events come
+// when they are looked at. If the server's database was restored, the events that this page has seen are gone: the page
+// says so, and begins again.
 
 import { useEffect, useRef, useState } from "react";
-import { follow, get } from "../../api/client.ts";
-import type { RunShown } from "../../api/types.ts";
-import { apply, newRun, type RunState } from "../../model/run.ts";
+import { ApiError, follow, get, query, readEvents } from "../../api/client.ts";
+import type { EventShown, RunShown, RunTree } from "../../api/types.ts";
+import { apply, applyHistory, fromColumns, HISTORY_TYPES, newRun, type RunState } from "../../model/run.ts";
+
+/** Runs with more events than this open with columns. */
+const COLUMNS_FROM = 2_000;
 
 export interface LiveRun {
   record: RunShown | null;
@@ -11,6 +18,8 @@ export interface LiveRun {
   connection: "connecting" | "open" | "ended" | "lost";
   message: string | null;
   error: unknown;
+  /** Whether the server has lost events that this page had seen. */
+  restored: boolean;
   /** Read the record again, and follow the run again if it had ended. */
   refresh: () => void;
 }
@@ -20,49 +29,90 @@ export function useRun(id: string): LiveRun {
   const [error, setError] = useState<unknown>(null);
   const [connection, setConnection] = useState<LiveRun["connection"]>("connecting");
   const [message, setMessage] = useState<string | null>(null);
+  const [restored, setRestored] = useState(false);
   const [turn, setTurn] = useState(0);
   const [, render] = useState(0);
   const held = useRef({ id, state: newRun() });
   if (held.current.id !== id) held.current = { id, state: newRun() };
-  const state = held.current.state;
+  const run = held.current;
 
   useEffect(() => {
     const abort = new AbortController();
+    const { signal } = abort;
+    const path = `/api/runs/${encodeURIComponent(id)}`;
     let frame = 0;
+    const redraw = () => {
+      frame ||= requestAnimationFrame(() => {
+        frame = 0;
+        render((old) => old + 1);
+      });
+    };
     const load = async () => {
       try {
-        const found = await get<RunShown>(`/api/runs/${encodeURIComponent(id)}`, abort.signal);
+        const found = await get<RunShown>(path, signal);
         setRecord(found);
         setError(null);
+        return found;
       } catch (failure) {
-        if (!abort.signal.aborted) setError(failure);
+        if (!signal.aborted) setError(failure);
+        return null;
       }
     };
     const follower = {
-      onEvents(events: Parameters<typeof apply>[1]) {
-        const before = state.status;
-        const whole = apply(state, events);
-        frame ||= requestAnimationFrame(() => {
-          frame = 0;
-          render((old) => old + 1);
-        });
-        if (state.status !== before) void load(); // its record has why it stopped, and what helps
+      onEvents(events: EventShown[]) {
+        const before = run.state.status;
+        const whole = apply(run.state, events);
+        redraw();
+        if (run.state.status !== before) void load(); // its record has why it stopped, and what helps
         return whole;
       },
-      onState(now: "open" | "ended" | "lost", why?: string) {
+      onState(now: "open" | "ended" | "lost", why?: string, failure?: unknown) {
+        if (failure instanceof ApiError && failure.status === 422 && run.state.lastSeq > 0) {
+          run.state = newRun();
+          setRestored(true);
+          setTurn((old) => old + 1);
+          return;
+        }
         setConnection(now);
         setMessage(why ?? null);
         if (now === "ended") void load();
       },
     };
-    void load();
-    void follow(id, () => state.lastSeq, follower, abort.signal);
+    const open = async () => {
+      const found = await load();
+      if (found && run.state.lastSeq === 0 && found.last_seq > COLUMNS_FROM) {
+        run.state = (await columns(path, signal)) ?? run.state;
+        redraw();
+        void history(id, run.state, signal).then(redraw, () => {}); // without it, only earlier budgets are missing
+      }
+      await follow(id, () => run.state.lastSeq, follower, signal);
+    };
+    void open();
     return () => {
       abort.abort();
       cancelAnimationFrame(frame);
     };
-  }, [id, state, turn]);
+  }, [id, run, turn]);
 
   const shown = record?.id === id ? record : null;
-  return { record: shown, state, connection, message, error, refresh: () => setTurn((old) => old + 1) };
+  const refresh = () => setTurn((old) => old + 1);
+  return { record: shown, state: run.state, connection, message, error, restored, refresh };
+}
+
+/** The run as of its columns; null from a server that has none, which sends the events instead. */
+async function columns(path: string, signal: AbortSignal): Promise<RunState | null> {
+  try {
+    return fromColumns(await get<RunTree>(`${path}/tree`, signal));
+  } catch {
+    return null;
+  }
+}
+
+/** Budgets, refusals and states from before the columns. */
+async function history(id: string, state: RunState, signal: AbortSignal): Promise<void> {
+  if (state.columnsSeq === 0) return;
+  const found: EventShown[] = [];
+  const path = `/api/stream${query({ runs: `${id}@0`, types: HISTORY_TYPES, follow: "false" })}`;
+  await readEvents(path, (events) => found.push(...events) > 0, signal);
+  applyHistory(state, found);
 }

@@ -34,3 +34,12 @@ export function kindOf(call: Call): string {
   if (call.kind !== "system") return call.kind;
   return call.parent === null ? "run" : "context";
 }
+
+/** A moment in the reader's time zone, with the zone, and in UTC, which servers and logs use. */
+export function exactTime(ms: number): string {
+  const here = new Date(ms).toLocaleString(undefined, {
+    ...{ year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" },
+    timeZoneName: "short",
+  } as Intl.DateTimeFormatOptions);
+  return `${here} (${new Date(ms).toISOString().replace("T", " ").replace("Z", " UTC")})`;
+}
