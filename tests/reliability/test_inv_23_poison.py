@@ -30,6 +30,7 @@ from penstock.hosting.ports import (
     ApprovalRecord,
     CancelRequest,
     HostedEvent,
+    PayloadRecord,
     RunRecord,
     StoreCorrupt,
 )
@@ -38,6 +39,7 @@ from penstock.nodes import executors as standard_executors
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.server.app import create_app
 from penstock.server.settings import ServerSettings
+from penstock.server.tokens import create_token
 from penstock.storage import codec
 from penstock.storage.migrations import MIGRATIONS, for_sqlite
 from penstock.storage.sql import scan
@@ -60,6 +62,8 @@ TEXTS += ("{}", "NaN", "1e999", '"cut', '"\\ud800', "x" * HUGE) if SOAK else ("N
 NUMBERS = (-1, codec.MAX_NUMBER, codec.MIN_NUMBER, None)
 LISTS = ("/api/runs", "/api/graphs", "/api/chats", "/api/approvals", "/api/tokens", "/v1/models", "/")
 READ_LIMIT = 100
+NEVER_OLD_MS = 4_000_000_000_000
+"""A time in the future: payloads older than their retention are removed when a server starts."""
 PATIENCE = 400
 
 
@@ -114,6 +118,20 @@ async def an_approval(stores: Stores, n: int) -> Row:
     run_id = await queued(stores, n)
     await stores.approvals.ask(ApprovalRecord(f"ap{n}", run_id, "ann", "k", "n", "May it?", asked_ms=n))
     return Row({"id": f"ap{n}"}, f"/api/approvals/ap{n}", run_id)
+
+
+async def a_payload(stores: Stores, n: int) -> Row:
+    run_id = await queued(stores, n)
+    await stores.payloads.put(
+        run_id, [PayloadRecord(run_id, "n000001", 0, "redacted", "question", "answer", NEVER_OLD_MS)]
+    )
+    return Row({"run_id": run_id, "call_id": "n000001"}, f"/api/runs/{run_id}/calls/n000001", run_id)
+
+
+async def a_token(stores: Stores, n: int) -> Row:
+    token, _ = create_token(f"carl{n}", "user", by="root", now_ms=n)
+    await stores.tokens.add(token)
+    return Row({"id": token.id})
 
 
 async def a_cancel(stores: Stores, n: int) -> Row:
@@ -176,6 +194,8 @@ MAKERS: Mapping[str, Make] = {
     "graphs": a_graph,
     "graph_versions": a_version,
     "approvals": an_approval,
+    "payloads": a_payload,
+    "tokens": a_token,
     "cancels": a_cancel,
     "chats": a_chat,
     "messages": a_message,

@@ -67,6 +67,7 @@ MISSING: Things = {
     "attachment_id": "nothing",
     "run_id": "01890000-0000-7000-8000-000000000000",
     "other_id": "01890000-0000-7000-8000-000000000000",
+    "call_id": "n999999",
     "response_id": "resp_01890000-0000-7000-8000-000000000000",
 }
 
@@ -100,6 +101,7 @@ async def things_of(server: Served, owner: str) -> Things:
         "model_id": f"{owner}s",
         "run_id": ended.id,
         "other_id": ended.id,
+        "call_id": "n000001",
         "response_id": f"resp_{turn.run_id}",
         "approval_id": approval.id,
         "chat_id": turn.chat_id,

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
-from penstock.hosting.ports import ApprovalRecord, CancelRequest, HostedEvent, RunRecord
+from penstock.hosting.ports import ApprovalRecord, CancelRequest, HostedEvent, PayloadRecord, RunRecord
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import StoreCorrupt, Stores, open_stores
 
@@ -29,6 +29,8 @@ CASES: list[tuple[str, str, str, Ask]] = [
     ("events", "r/1", "data = 'null'", lambda stores: stores.events.read("r")),
     ("journal", "r/k", "value = 'NaN,'", lambda stores: stores.journal.load("r")),
     ("journal", "r/k", "kind = 'dream'", lambda stores: stores.journal.load("r")),
+    ("payloads", "r/n000001", "request = '{'", lambda stores: stores.payloads.get("r", "n000001")),
+    ("payloads", "r/n000001", "recording = 'off'", lambda stores: stores.payloads.get("r", "n000001")),
     ("graph_versions", "g/1", "document = '[]'", lambda stores: stores.graphs.get("g")),
     ("chats", "c", "title = 'plain'", lambda stores: stores.chats.get("c")),
     ("messages", "c/m", "role = 'stranger'", lambda stores: stores.chats.messages("c")),
@@ -121,6 +123,7 @@ async def _fill(stores: Stores) -> None:
     await stores.journal.append("r", [JournalEntry("k", "node", 1)])
     await stores.graphs.save("g", "ann", "G", {}, now_ms=1)
     await stores.approvals.ask(ApprovalRecord("a", "r", "ann", "k", "n", "?"))
+    await stores.payloads.put("r", [PayloadRecord("r", "n000001", 0, "full", "question", "answer", 1)])
     await stores.cancels.put(CancelRequest("r", "enough", "ann", 1, 2))
     await stores.chats.create(ChatRecord("c", "ann", "", "g", 1, 1))
     await stores.chats.add_messages("c", [ChatMessage("m", None, "user", "hello", 1)], now_ms=1)

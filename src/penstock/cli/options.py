@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 from typer.models import OptionInfo
@@ -41,6 +41,19 @@ class UnknownPrices(StrEnum):
 
     COUNT = "count"
     REFUSE = "refuse"
+
+
+class PayloadRecording(StrEnum):
+    """What a server stores of requests and responses."""
+
+    OFF = "off"
+    REDACTED = "redacted"
+    FULL = "full"
+
+    @property
+    def mode(self) -> Literal["off", "redacted", "full"]:
+        """The setting of a host."""
+        return self.value
 
 
 Unpriced = Annotated[
@@ -99,7 +112,13 @@ UserDaily = Annotated[str | None, dollars("Daily budget of each user.", "PENSTOC
 
 
 def numeric(
-    read: Callable[[str], N], metavar: str, help: str, *, minimum: N | None = None, maximum: N | None = None
+    read: Callable[[str], N],
+    metavar: str,
+    help: str,
+    *,
+    minimum: N | None = None,
+    maximum: N | None = None,
+    envvar: str | None = None,
 ) -> OptionInfo:
     """Return an option that `read` parses to a number; values out of bounds are rejected."""
 
@@ -112,5 +131,5 @@ def numeric(
         return value
 
     # With a parser, typer only displays the bounds and does not check them.
-    option: OptionInfo = typer.Option(parser=parse, min=minimum, max=maximum, metavar=metavar, help=help)
+    option: OptionInfo = typer.Option(parser=parse, min=minimum, max=maximum, metavar=metavar, envvar=envvar, help=help)
     return option

@@ -67,6 +67,14 @@ class CallColumns:
                 self.epoch = int(event.data.get("epoch", 1))
                 self._reset(event.at_ms)
 
+    def end_of(self, call_id: str) -> int | None:
+        """Return when a call ended, in milliseconds since 1970, or began if it runs; None if it is not in the tree."""
+        row = self._rows.get(call_id)
+        if row is None:
+            return None
+        end_ms = self.columns["end_ms"][row]
+        return self.base_ms + (self.columns["start_ms"][row] if end_ms == NONE else end_ms)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the columns as JSON data."""
         return {

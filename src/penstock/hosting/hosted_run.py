@@ -44,6 +44,7 @@ from penstock.hosting.event_writer import MAX_INLINE_EVENTS, EventWriter
 from penstock.hosting.forking import plan_of
 from penstock.hosting.halts import limit_owner
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler
+from penstock.hosting.payloads import PayloadRecorder
 from penstock.hosting.ports import (
     ENDED,
     NO_DATA,
@@ -51,6 +52,7 @@ from penstock.hosting.ports import (
     Conflict,
     Fenced,
     HostedEvent,
+    PayloadRecord,
     RunRecord,
     RunStatus,
     StoreCorrupt,
@@ -142,6 +144,8 @@ class HostedRun:
         self._status_lock = asyncio.Lock()
         self._forwarder: TraceForwarder | None = None
         self._journal: Journal | None = None
+        self._payloads: PayloadRecorder | None = None
+        """Payloads of calls that are stored with the next events; None if the operator records none."""
         self._has_asked = False
         self._lost_before = 0
         """Number of workers lost in a row on this run."""
@@ -223,7 +227,9 @@ class HostedRun:
 
     def _release(self) -> None:
         """Break reference cycles, so that the memory of the run is freed immediately."""
-        self.approvals = self._forwarder = self._journal = self._ran_in = self._trace = self._handler_error = None
+        self.approvals = self._forwarder = self._journal = self._payloads = self._ran_in = self._trace = (
+            self._handler_error
+        ) = None
         self._asking.clear()
 
     async def _worked(self) -> RunRecord:
@@ -323,8 +329,15 @@ class HostedRun:
         self._trace = context.graph
         own, budgets = context._account, BudgetReporter(context, log.schedule)
         days = self._day_budgets(budgets) if has_day_budget(host, run) else None
+        if host.settings.record_payloads != "off":
+            self._payloads = PayloadRecorder(host.settings, run, host.now_ms)
         self._forwarder = forwarder = TraceForwarder(
-            context.graph, log, clock_offset_ms, whose=lambda stop: limit_owner(stop, run, own), budgets=budgets
+            context.graph,
+            log,
+            clock_offset_ms,
+            whose=lambda stop: limit_owner(stop, run, own),
+            budgets=budgets,
+            payloads=self._payloads,
         )
         forwarder.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
@@ -367,7 +380,7 @@ class HostedRun:
         return await host.parsed(graph)
 
     def _execution_context(self, durable: Durable, prepared: Prepared) -> ExecutionContext:
-        run = self.run
+        run, host = self.run, self._context.settings
         ceilings = durable.ceilings
         return ExecutionContext(
             ceilings.config,
@@ -375,7 +388,11 @@ class HostedRun:
             input=prepared.input,
             budget=ceilings.budget,
             cancellation=self.token,
-            settings=RunSettings(max_wait_s=self._context.settings.max_wait_s),
+            settings=RunSettings(
+                max_wait_s=host.max_wait_s,
+                record_payloads=host.record_payloads,
+                max_payload_bytes=host.max_payload_bytes,
+            ),
             prices=self._context.prices,
             clock=self._context.clock,
             journal=durable.journal,
@@ -446,7 +463,8 @@ class HostedRun:
         waiting = [] if self._journal is None else self._journal.waiting
         journal = [short.pop(entry.key, entry) for entry in waiting]  # in its short form already
         handler = self._context.handler_of(self.run)
-        inline = is_short(outcome.changes.get("output")) and len(short) + len(journal) <= MAX_INLINE_EVENTS
+        is_small = len(short) + len(journal) <= MAX_INLINE_EVENTS and not self._waiting_payloads()
+        inline = is_small and is_short(outcome.changes.get("output"))
 
         async def end(handler: RunHandler | None) -> RunRecord:
             return await log.end(
@@ -481,7 +499,8 @@ class HostedRun:
         """Store events, with the waiting journal entries: no reader may see a result that a crash would fence."""
         stores, journal, facts = self._context.stores, self._journal, self._unsaved
         waiting = [] if journal is None else journal.waiting
-        if not waiting and not facts:
+        payloads = self._waiting_payloads()
+        if not waiting and not facts and not payloads:
             await stores.events.append(run_id, epoch, events)
             return
 
@@ -491,12 +510,20 @@ class HostedRun:
                 await stores.journal.append(run_id, waiting, epoch=epoch)
             if facts:
                 await stores.runs.update(run_id, epoch, **facts)
+            if payloads:
+                await stores.payloads.put(run_id, payloads, epoch=epoch)
 
-        await stores.transaction(unit, inline=len(events) + len(waiting) <= MAX_INLINE_EVENTS)
+        inline = not payloads and len(events) + len(waiting) <= MAX_INLINE_EVENTS
+        await stores.transaction(unit, inline=inline)
+        if self._payloads is not None:
+            self._payloads.stored(payloads)
         if journal is not None:
             journal.stored(waiting)
         if facts is self._unsaved:
             self._unsaved = {}
+
+    def _waiting_payloads(self) -> list[PayloadRecord]:
+        return [] if self._payloads is None else list(self._payloads.waiting)
 
     def _as_left(self, outcome: Outcome) -> RunRecord:
         return self.run._replace(status=outcome.status, **outcome.changes)
@@ -531,6 +558,8 @@ class HostedRun:
             await stores.journal.append(run.id, journal, epoch=run.epoch)
         if short:
             await stores.journal.shorten(run.id, short, epoch=run.epoch)
+        if payloads := self._waiting_payloads():
+            await stores.payloads.put(run.id, payloads, epoch=run.epoch)
         if is_over and (self._has_asked or run.epoch > 1):
             await stores.approvals.withdraw(run.id, run.epoch, now_ms=self._context.now_ms())
         if is_over and (self.token.cancellation is not None or run.epoch > 1):

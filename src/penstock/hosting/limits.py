@@ -18,6 +18,13 @@ from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds
 from penstock.errors import InvalidValue
 from penstock.money import MAX_NANOS, NANOS_PER_USD, Usd, to_nanos
 from penstock.runtime.worker import MAX_ABANDONED
+from penstock.tracing.payloads import (
+    LARGEST_PAYLOAD_BYTES,
+    MAX_PAYLOAD_BYTES,
+    RECORD_PAYLOADS,
+    SMALLEST_PAYLOAD_BYTES,
+    RecordPayloads,
+)
 
 MAX_COUNT = (1 << 53) - 1
 """Largest count that every language reads from JSON as the same number."""
@@ -164,6 +171,7 @@ def _as_text(nanos: int) -> str:
 
 WHOLE = frozenset(
     {"max_running", "max_running_per_owner", "max_queued", "max_queued_per_owner", "max_abandoned_threads"}
+    | {"max_run_payload_bytes"}
 )
 USUAL_LIMITS = RunLimits(max_cost_usd="1", max_steps=1_000, timeout_s=3_600)
 NO_CEILINGS = RunLimits()
@@ -199,6 +207,15 @@ class HostSettings:
     """How long runs may take to end when the host closes, before they are parked."""
     keep_days: float = 30
     """How long runs are kept after their end."""
+    record_payloads: RecordPayloads = "off"
+    """Whether the requests and responses of model and tool calls are stored: `off`, `redacted` (without what looks like
+    a secret) or `full`."""
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    """Maximum size of one stored request or response, as JSON; a larger one is truncated."""
+    max_run_payload_bytes: int = 16 * 1_024 * 1_024
+    """Maximum size of all stored requests and responses of a run under one claim; later ones are left out."""
+    keep_payload_days: float = 7
+    """How long requests and responses are kept; never longer than their run."""
     early_cancel_s: float = 3_600
     """How long a cancel request for a run that does not exist yet stays valid."""
 
@@ -212,7 +229,11 @@ def _check(name: str, value: Any) -> None:
         checks.integer(name, value, minimum=1)
     elif name in POSITIVE or name in ("drain_s", "max_wait_s"):
         checks.seconds(name, value, above_zero=name in POSITIVE)
-    elif name == "keep_days":
+    elif name == "record_payloads":
+        checks.choice(name, value, RECORD_PAYLOADS)
+    elif name == "max_payload_bytes":
+        checks.integer(name, value, minimum=SMALLEST_PAYLOAD_BYTES, maximum=LARGEST_PAYLOAD_BYTES)
+    elif name in ("keep_days", "keep_payload_days"):
         if not checks.number(name, value, minimum=0, maximum=1e9):
             raise InvalidValue(name, value, "more than zero")
     elif name.endswith("daily_usd"):

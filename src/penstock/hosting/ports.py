@@ -191,6 +191,20 @@ class ApprovalRecord:
     """What an edited value may be, as in `ApprovalRequest.expects`; None if anything."""
 
 
+class PayloadRecord(NamedTuple):
+    """What one call of a run was given and what it returned, as bounded JSON data; stored apart from events."""
+
+    run_id: str
+    call_id: str
+    epoch: int
+    """The claim under which it was recorded: call ids begin anew with each."""
+    recording: Literal["redacted", "full"]
+    """Whether secrets were removed: `redacted` or `full`."""
+    request: Any = None
+    response: Any = None
+    at_ms: int = 0
+
+
 UNTIL_ENDED = (1 << 63) - 1
 """The `until_ms` of a cancel request for an existing run: it is valid until the run has ended."""
 
@@ -466,6 +480,22 @@ class ApprovalStore(Protocol):
         """Wait until the approval is answered or withdrawn, or the timeout expires; None if it is still waiting."""
 
 
+class PayloadStore(Protocol):
+    """Recorded payloads of calls; removed with their run, or sooner."""
+
+    async def put(self, run_id: str, payloads: Sequence[PayloadRecord], *, epoch: int = 0) -> None:
+        """Store payloads; those of the same calls are replaced. Fenced unless `epoch` is the newest claim of the run.
+
+        All of them are of this run.
+        """
+
+    async def get(self, run_id: str, call_id: str) -> PayloadRecord | None:
+        """Return the payload of a call; None if there is none, or no longer."""
+
+    async def remove_before(self, before_ms: int, *, limit: int = 1_000) -> int:
+        """Remove payloads recorded before this time, oldest first, at most `limit`; return how many."""
+
+
 class CancelStore(Protocol):
     """Cancel requests, including requests for runs that do not exist yet."""
 
@@ -512,6 +542,9 @@ class TransactionStores(Protocol):
 
     @property
     def journal(self) -> JournalStore: ...
+
+    @property
+    def payloads(self) -> PayloadStore: ...
 
 
 class HostStores(TransactionStores, Protocol):

@@ -31,6 +31,8 @@ DAYS_KEPT = 2
 """Minimum number of days that daily accounts are kept, so that a day's cost outlives runs removed sooner."""
 LONGEST_S = 1e9
 PAGE = 500
+MAX_PAGES = 20
+"""Maximum number of pages of payloads removed at once."""
 PORTION = 50
 """Number of accounts removed at once, after a check that their runs no longer exist."""
 
@@ -43,7 +45,17 @@ async def remove_ended(context: HostContext) -> None:
     await forget_accounts(context, [prefix + run_id for run_id in removed for prefix in OF_RUNS])
     for forget in context.on_delete.values():
         await forget(before_ms)
+    await remove_payloads(context)
     await context.stores.cancels.prune(now_ms=context.now_ms())
+
+
+async def remove_payloads(context: HostContext) -> None:
+    """Remove the recorded payloads that are older than their own retention time; of very many, the rest later."""
+    before_ms = context.now_ms() - round(context.settings.keep_payload_days * DAY_S * 1_000)
+    for _ in range(MAX_PAGES):
+        removed = await context.stores.payloads.remove_before(before_ms, limit=PAGE)
+        if removed < PAGE:
+            return
 
 
 async def remove(context: HostContext, run_id: str) -> None:

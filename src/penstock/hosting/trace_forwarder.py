@@ -26,6 +26,7 @@ from penstock.hosting.event_data import (
     unpriced_event,
 )
 from penstock.hosting.event_writer import EventWriter
+from penstock.hosting.payloads import PayloadRecorder
 from penstock.ids import call_number
 from penstock.runtime.observers import wake_ups_of
 from penstock.stops import Stop, StopReason
@@ -47,11 +48,13 @@ class TraceForwarder:
         *,
         whose: Whose = lambda stop: None,
         budgets: BudgetReporter | None = None,
+        payloads: PayloadRecorder | None = None,
     ) -> None:
         self._graph = graph
         self._log = log
         self._whose = whose
         self._budgets = budgets
+        self._payloads = payloads
         self._places: dict[int, CallPlace] = {}
         """Places of the calls in progress, by number: a call finds that of its parent here."""
         self._stops_below: dict[int, Stop] = {}
@@ -167,6 +170,8 @@ class TraceForwarder:
         place = self._places.pop(number, None) or self._place_of(call)
         self._waiting.pop(number, None)
         below = self._stops_below.pop(number, None)
+        if self._payloads is not None and call.payload is not None:
+            self._payloads.take(self._graph, call)
         if stop is None:
             return call_ended(place, call, None, cause=False)
         whose, is_cause = self._whose(stop), below != stop

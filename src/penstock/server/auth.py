@@ -276,6 +276,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/runs/{run_id}/export": READ,
     "/api/runs/{run_id}/tree": READ,
     "/api/runs/{run_id}/budgets": READ,
+    "/api/runs/{run_id}/calls/{call_id}": READ,
     "/api/runs/{run_id}/diff/{other_id}": READ,
     "/api/runs/{run_id}/cancel": WRITE,
     "/api/runs/{run_id}/resume": WRITE,

@@ -33,7 +33,8 @@ from penstock.hosting.budgets import Level
 from penstock.hosting.durability import RUNS
 from penstock.hosting.halts import Step, Whose, advice
 from penstock.hosting.limits import MAX_COUNT, RunLimits
-from penstock.hosting.ports import ApprovalRecord, ApprovalState, GraphRecord, RunRecord, RunStatus
+from penstock.hosting.payloads import is_truncated
+from penstock.hosting.ports import ApprovalRecord, ApprovalState, GraphRecord, PayloadRecord, RunRecord, RunStatus
 from penstock.ids import ID
 from penstock.kernel.graph import Problem
 from penstock.money import known_usd, to_nanos, to_usd
@@ -43,6 +44,7 @@ from penstock.server.errors import problem_details
 from penstock.server.graph_check import is_conversational
 from penstock.server.unavailable import public_error, public_message
 from penstock.stops import StopReason
+from penstock.tracing.payloads import RecordPayloads
 
 AN_ID = f"^{ID.pattern}$"
 MEDIA_TYPE = r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}$"
@@ -576,6 +578,37 @@ class RunTree(Shown):
     strings: list[str]
     stops: list[StopShown]
     columns: TreeColumns
+
+
+class CallPayload(Shown):
+    """What a model or tool call was given and returned, if the operator of the server records it."""
+
+    call_id: str
+    recording: RecordPayloads = Field(
+        description="How it was recorded: `redacted` is without what looks like a secret; `off` if nothing is stored"
+    )
+    request: Any
+    response: Any
+    truncated: bool = Field(description="Whether something was left out for its size")
+    expired: bool = Field(description="Whether the call is older than payloads are kept")
+
+    @classmethod
+    def of(cls, record: PayloadRecord) -> CallPayload:
+        """Convert a record."""
+        parts = record.request, record.response
+        return cls(
+            call_id=record.call_id,
+            recording=record.recording,
+            request=record.request,
+            response=record.response,
+            truncated=any(map(is_truncated, parts)),
+            expired=False,
+        )
+
+    @classmethod
+    def none(cls, call_id: str, *, expired: bool) -> CallPayload:
+        """Return the answer for a call of which nothing is stored."""
+        return cls(call_id=call_id, recording="off", request=None, response=None, truncated=False, expired=expired)
 
 
 class Difference(Shown):

@@ -293,6 +293,20 @@ GRAPH_AUTHORS = (
     )""",
 )
 
+PAYLOADS = (
+    """CREATE TABLE payloads (
+        run_id TEXT NOT NULL,
+        call_id TEXT NOT NULL,
+        epoch BIGINT NOT NULL,
+        recording TEXT NOT NULL,
+        request TEXT NOT NULL,
+        response TEXT NOT NULL,
+        at_ms BIGINT NOT NULL,
+        PRIMARY KEY (run_id, call_id)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX payloads_by_time ON payloads (at_ms, run_id, call_id)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -303,6 +317,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     RUN_FACTS,
     TOKENS,
     GRAPH_AUTHORS,
+    PAYLOADS,
 )
 """The statements of version 1, 2, …"""
 

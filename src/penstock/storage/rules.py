@@ -15,16 +15,34 @@ from penstock import checks
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment
 from penstock.errors import InvalidValue
-from penstock.hosting.ports import ENDED, PARKED, TRANSITIONS, USAGE, Conflict, RunIdConflict, RunRecord, RunStatus
+from penstock.hosting.ports import (
+    ENDED,
+    PARKED,
+    TRANSITIONS,
+    USAGE,
+    Conflict,
+    PayloadRecord,
+    RunIdConflict,
+    RunRecord,
+    RunStatus,
+)
 from penstock.hosting.tokens import TOKEN_KINDS, TOKEN_ROLES, TokenRecord
 from penstock.nodes import memory
 from penstock.storage import codec
 
 APPROVAL_ANSWERS = ("approved", "edited", "rejected")
 APPROVAL_STATES = ("waiting", *APPROVAL_ANSWERS, "withdrawn")
+PAYLOAD_RECORDINGS = ("redacted", "full")
 JOURNAL_KINDS = ("node", "llm", "tool", "value")
 SUBMITTED_FIELDS = ("owner", "graph_id", "graph_version", "input", "limits", "origin")
 """The fields that must be equal for a repeated submission of a run."""
+
+
+def check_payloads(run_id: str, payloads: Sequence[PayloadRecord]) -> None:
+    """Raise InvalidValue for a payload of another run, which the claim of this one does not cover."""
+    for payload in payloads:
+        if payload.run_id != run_id:
+            raise InvalidValue("run_id", payload.run_id, f"the run of the claim, {run_id!r}")
 
 
 # Runs.

@@ -30,6 +30,7 @@ from penstock.hosting.ports import (
     CancelStore,
     EventStore,
     GraphStore,
+    PayloadStore,
     RunStore,
     StoreCorrupt,
     StoreUnavailable,
@@ -46,6 +47,7 @@ from penstock.storage.sql.chats import SqlChatStore
 from penstock.storage.sql.events import SqlEventStore, SqlJournalStore
 from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.memories import SqlMemoryStore
+from penstock.storage.sql.payloads import SqlPayloadStore
 from penstock.storage.sql.runs import SqlCancelStore, SqlRunStore
 from penstock.storage.sql.scan import unreadable_rows
 from penstock.storage.sql.tokens import SqlTokenStore
@@ -82,6 +84,7 @@ class Stores:
     cancels: CancelStore
     journal: JournalStore
     chats: ChatStore
+    payloads: PayloadStore
     memories: MemoryStore
     tokens: TokenStore
     ledger: LedgerStore
@@ -95,8 +98,8 @@ class Stores:
         """Run the unit in one transaction over the stores it receives, and return its result after the commit.
 
         If the unit raises, the transaction is rolled back. It may run more than once, so it must only use those stores:
-        runs, events, graphs, approvals, cancels, journal, chats and tokens. With `inline` it may run on the event loop;
-        see `Database.write`.
+        runs, events, graphs, approvals, cancels, journal, chats, payloads and tokens. With `inline` it may run on the
+        event loop; see `Database.write`.
         """
         return await self._transact(unit, inline=inline)
 
@@ -227,6 +230,7 @@ def _open_memory(clock: Clock) -> Stores:
         memory.cancels,
         memory.journal,
         memory.chats,
+        memory.payloads,
         memory.memories,
         memory.tokens,
         memory.ledger,
@@ -306,6 +310,7 @@ def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: Asyn
         SqlCancelStore(database),
         SqlJournalStore(database),
         SqlChatStore(database),
+        SqlPayloadStore(database),
         SqlMemoryStore(database),
         SqlTokenStore(database),
         ledger,
@@ -347,7 +352,7 @@ NO_WAITING = "a transaction cannot wait for something to happen"
 class _TransactionStores:
     """The stores of a database inside one transaction."""
 
-    __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "runs", "tokens")
+    __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "payloads", "runs", "tokens")
 
     def __init__(self, transaction: Transaction, faults: RowFaults) -> None:
         database: Database = _JoinedDatabase(transaction, faults)
@@ -359,6 +364,7 @@ class _TransactionStores:
         self.journal = SqlJournalStore(database)
         self.chats = SqlChatStore(database)
         self.tokens = SqlTokenStore(database)
+        self.payloads = SqlPayloadStore(database)
 
 
 async def _transact(database: Database, unit: Unit[T], *, inline: bool = False) -> T:

@@ -138,6 +138,7 @@ class FaultyStores:
             "approvals",
             "cancels",
             "journal",
+            "payloads",
             "chats",
             "memories",
             "tokens",

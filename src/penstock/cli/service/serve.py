@@ -14,6 +14,7 @@ from penstock.cli.options import (
     Executors,
     MaxCost,
     Models,
+    PayloadRecording,
     Prices,
     TokensFile,
     Tools,
@@ -87,6 +88,19 @@ def serve(
     user_daily: UserDaily = None,
     daily: Annotated[str | None, dollars("Daily budget of all users together.")] = None,
     keep_days: Annotated[float, numeric(number, "DAYS", "Retention of ended runs.", minimum=0.01)] = 30,
+    record_payloads: Annotated[
+        PayloadRecording,
+        typer.Option(
+            envvar="PENSTOCK_RECORD_PAYLOADS",
+            help="Store requests and responses of model and tool calls, with or without what looks like a secret.",
+        ),
+    ] = PayloadRecording.OFF,
+    keep_payloads: Annotated[
+        float,
+        numeric(
+            number, "DAYS", "Retention of stored requests and responses.", minimum=0.01, envvar="PENSTOCK_KEEP_PAYLOADS"
+        ),
+    ] = 7,
     lease: Annotated[
         float,
         numeric(
@@ -151,6 +165,8 @@ def serve(
             user_daily=user_daily,
             daily=daily,
             keep_days=keep_days,
+            record_payloads=record_payloads.mode,
+            keep_payload_days=keep_payloads,
             lease_s=lease,
             drain_s=drain,
             reload=reload,

@@ -37,6 +37,7 @@ from penstock.server.examples import EXAMPLES, example_graphs
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
+from penstock.tracing.payloads import RecordPayloads
 
 ADVICE = {
     "address": "; use --port to choose another port, or 0 for any free one",
@@ -74,6 +75,8 @@ class ServeArguments:
     user_daily: str | None = None
     daily: str | None = None
     keep_days: float = 30
+    record_payloads: RecordPayloads = "off"
+    keep_payload_days: float = 7
     lease_s: float = 15
     drain_s: float = 10
     reload: bool = False
@@ -240,6 +243,8 @@ def _host_settings(arguments: ServeArguments) -> HostSettings:
         owner_daily_usd=arguments.user_daily,
         daily_usd=arguments.daily,
         keep_days=arguments.keep_days,
+        record_payloads=arguments.record_payloads,
+        keep_payload_days=arguments.keep_payload_days,
         lease_s=arguments.lease_s,
         drain_s=arguments.drain_s,
     )

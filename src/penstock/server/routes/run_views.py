@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from penstock.hosting.ports import RunRecord
+from penstock.hosting.retention import DAY_S
 from penstock.hosting.run_diff import field_differences, node_differences, node_ends
 from penstock.server.auth import User
-from penstock.server.schemas import BudgetList, BudgetShown, Difference, RunDiff, RunShown, RunTree
+from penstock.server.errors import not_found
+from penstock.server.schemas import BudgetList, BudgetShown, CallPayload, Difference, RunDiff, RunShown, RunTree
 from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable
 from penstock.server.trees import PAGE
 from penstock.server.unavailable import public
@@ -37,6 +39,21 @@ async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> Bu
     seq = await service.stores.events.last_seq(run_id)
     budgets = [BudgetShown.model_validate(data) for data in await service.host.budgets(run)]
     return BudgetList(budgets=budgets, last_seq=seq)
+
+
+@router.get("/{run_id}/calls/{call_id}")
+async def get_call(run_id: PathId, call_id: PathId, service: Service, user: CurrentUser) -> CallPayload:
+    """Return what a call was given and returned, if the operator records that; `recording` is `off` otherwise."""
+    run: RunRecord = await _own(service, run_id, user)
+    payload = await service.stores.payloads.get(run_id, call_id)
+    oldest_ms = service.now_ms() - round(service.host.settings.keep_payload_days * DAY_S * 1_000)
+    if payload is not None and payload.epoch == run.epoch and payload.at_ms >= oldest_ms:
+        return CallPayload.of(payload)  # that of an earlier epoch is another call's: ids begin anew with each claim
+    tree = await service.trees.tree(service.stores.events, run_id)
+    ended_ms = tree.end_of(call_id)
+    if ended_ms is None and not tree.left_out:
+        raise not_found("call")
+    return CallPayload.none(call_id, expired=ended_ms is not None and ended_ms < oldest_ms)
 
 
 @router.get("/{run_id}/diff/{other_id}")

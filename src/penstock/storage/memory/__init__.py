@@ -18,6 +18,7 @@ from penstock.storage.memory.chats import MemoryChatStore
 from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
 from penstock.storage.memory.memories import InProcessMemory
+from penstock.storage.memory.payloads import MemoryPayloadStore
 from penstock.storage.memory.runs import MemoryCancelStore, MemoryRunStore
 from penstock.storage.memory.tokens import MemoryTokenStore
 from penstock.storage.memory.undo import UndoLog
@@ -31,6 +32,7 @@ __all__ = [
     "MemoryEventStore",
     "MemoryGraphStore",
     "MemoryJournalStore",
+    "MemoryPayloadStore",
     "MemoryRunStore",
     "MemoryStores",
     "MemoryTokenStore",
@@ -51,6 +53,7 @@ class MemoryStores:
         self.cancels = MemoryCancelStore(self._undo)
         self.journal = MemoryJournalStore(self.runs)
         self.chats = MemoryChatStore(self.runs)
+        self.payloads = MemoryPayloadStore(self.runs)
         self.memories = InProcessMemory(self.runs, self.chats)
         self.tokens = MemoryTokenStore(self._undo)
         self.ledger = MemoryLedgerStore(clock=clock)

@@ -126,7 +126,10 @@ CLEARED: Mapping[str, Any] = {
 }
 """Fields of the result, reset when a run continues."""
 UNCLAIMED: Mapping[str, Any] = {"worker": None, "lease_until_ms": 0}
-RUN_TABLES = (("events", "run_id"), ("journal", "run_id"), ("approvals", "run_id"), ("runs", "id"))
+RUN_TABLES = (
+    *(("events", "run_id"), ("journal", "run_id"), ("approvals", "run_id"), ("payloads", "run_id")),
+    ("runs", "id"),
+)
 """Tables with rows of a run, each with the column of the run id."""
 
 MAX_FAILED_PER_CLAIM = 100

@@ -11,7 +11,8 @@ of the inheriting class. Stores that several processes can share return a second
 `open_another`, and the concurrent tests use both. One port alone is `RunStoreContract` and so on, with the same method.
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
-  CancelStoreContract, ChatStoreContract, MemoryStoreContract, TokenStoreContract: one port each
+  CancelStoreContract, PayloadStoreContract, ChatStoreContract, MemoryStoreContract, TokenStoreContract:
+  one port each
 - FaultsContract: after any call fails, repeating it leaves the same state as one successful call
 - TransactionContract: a transaction over several stores happens as a whole or not at all
 - StoresContract: all of them
@@ -28,6 +29,7 @@ from penstock.testing.contracts.stores.events import EventStoreContract, Journal
 from penstock.testing.contracts.stores.faults import FaultsContract
 from penstock.testing.contracts.stores.graphs import GraphStoreContract
 from penstock.testing.contracts.stores.memories import MemoryStoreContract
+from penstock.testing.contracts.stores.payloads import PayloadStoreContract
 from penstock.testing.contracts.stores.runs import RunStoreContract
 from penstock.testing.contracts.stores.suite import StoreBundle, StoreContract
 from penstock.testing.contracts.stores.tokens import TokenStoreContract
@@ -42,6 +44,7 @@ __all__ = [
     "GraphStoreContract",
     "JournalStoreContract",
     "MemoryStoreContract",
+    "PayloadStoreContract",
     "RunStoreContract",
     "StoreBundle",
     "StoreContract",
@@ -59,6 +62,7 @@ class StoresContract(
     GraphStoreContract,
     ApprovalStoreContract,
     CancelStoreContract,
+    PayloadStoreContract,
     ChatStoreContract,
     MemoryStoreContract,
     TokenStoreContract,

@@ -17,6 +17,7 @@ from penstock.testing.contracts.stores.suite import (
     a_cancel_request,
     a_chat,
     a_message,
+    a_payload,
     a_run,
     a_token,
     an_approval,
@@ -128,6 +129,7 @@ def _event_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation
     id, epoch, first = rng.choice(IDS), rng.randint(0, 4), rng.randint(0, 6)
     events: Sequence[HostedEvent] = [an_event(first + at, v=rng.choice((1, 1, 2))) for at in range(rng.randint(0, 3))]
     entries = [an_entry(rng.choice("klm"), rng.choice(VALUES)) for _ in range(rng.randint(0, 3))]
+    payloads = [a_payload(f"n{rng.randint(1, 3)}", id, now_ms) for _ in range(rng.randint(0, 2))]
     return {
         "events.append": lambda stores: stores.events.append(id, epoch, events),
         "events.append next": lambda stores: _append_next(stores, id, events),
@@ -137,6 +139,9 @@ def _event_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation
         "journal.append now": lambda stores: _journal_now(stores, id, entries),
         "journal.load": lambda stores: stores.journal.load(id),
         "journal.forget": lambda stores: stores.journal.forget(id),
+        "payloads.put": lambda stores: stores.payloads.put(id, payloads, epoch=epoch),
+        "payloads.get": lambda stores: stores.payloads.get(id, "n1"),
+        "payloads.remove_before": lambda stores: stores.payloads.remove_before(now_ms - first, limit=2),
     }
 
 

@@ -17,6 +17,7 @@ from penstock.testing.contracts.stores.suite import (
     a_cancel_request,
     a_chat,
     a_message,
+    a_payload,
     a_run,
     a_token,
     an_approval,
@@ -100,6 +101,8 @@ async def a_hosted_run(faulty: StoreBundle, stores: StoreBundle) -> None:
     await ask_again(lambda: faulty.runs.renew("w", ["r"], now_ms=1_050, lease_ms=100))
     await ask_again(lambda: faulty.events.append("r", 1, [an_event(2), an_event(3)]))
     await ask_again(lambda: faulty.journal.append("r", [an_entry("k", 1), an_entry("l", 2)], epoch=1))
+    await ask_again(lambda: faulty.payloads.put("r", [a_payload(), a_payload("n000002", at_ms=5)], epoch=1))
+    await ask_again(lambda: faulty.payloads.remove_before(3))
     await ask_again(lambda: faulty.runs.update("r", 1, status="waiting"))
     await ask_again(lambda: faulty.runs.update("r", 1, status="running", cost_nanos=3))
     await ask_again(lambda: faulty.runs.update("r", 1, status="completed", output=[1], ended_ms=2_000))
@@ -199,6 +202,7 @@ async def contents(stores: StoreBundle) -> dict[str, Any]:
         "runs": list(runs),
         "events": {run.id: list(await stores.events.read(run.id)) for run in runs},
         "journal": {id: list(await stores.journal.load(id)) for id in ("r", "s", "old")},
+        "payloads": [await stores.payloads.get("r", f"n00000{number}") for number in (1, 2)],
         "graphs": graphs,
         "approvals": list(await stores.approvals.list()),
         "cancels": dict(await stores.cancels.find(dict.fromkeys("rst", "ann"), now_ms=0)),

@@ -13,7 +13,16 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
-from penstock.hosting.ports import ENDED, ApprovalRecord, CancelRequest, HostedEvent, HostStores, RunRecord, RunStatus
+from penstock.hosting.ports import (
+    ENDED,
+    ApprovalRecord,
+    CancelRequest,
+    HostedEvent,
+    HostStores,
+    PayloadRecord,
+    RunRecord,
+    RunStatus,
+)
 from penstock.hosting.tokens import TokenRecord, TokenStore, digest_of
 from penstock.nodes.memory import MemoryStore
 from penstock.runtime.durable.ports import JournalEntry
@@ -125,6 +134,11 @@ async def until_nothing(ask: Callable[[str | None], Awaitable[Any]]) -> list[Any
             return found
         found += [page] if hasattr(page, "id") else page
     raise AssertionError(f"there is no end, after {len(found)}")
+
+
+def a_payload(call_id: str = "n000001", run_id: str = "r", at_ms: int = 1, **fields: Any) -> PayloadRecord:
+    """Return a payload of the run `r`."""
+    return PayloadRecord(run_id, call_id, 0, "redacted", at_ms=at_ms)._replace(**fields)
 
 
 def a_run(id: str = "r", **fields: Any) -> RunRecord:
