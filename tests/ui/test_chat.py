@@ -305,7 +305,7 @@ async def check_both_themes(opened: Tab) -> None:
 
 async def test_an_answer_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
     # A short lease: the server that starts after the kill takes up the run of the one before soon.
-    with serving(tmp_path, options=("--lease", "2")) as server:
+    with serving(tmp_path, options=("--lease", "5")) as server:
         async with browsing() as browser, tab(browser, expected=REFUSED) as opened:
             page = opened.page
             await begin(page, server, "assistant", "count to 50")

@@ -69,6 +69,18 @@ export interface BudgetData {
   max_time_s?: number | null;
 }
 
+export interface BudgetList {
+  budgets: BudgetShown[];
+  last_seq: number;
+}
+
+export interface BudgetShown {
+  budget: string;
+  level: "run" | "node" | "owner" | "all";
+  node_id: string | null;
+  units: UnitShown[];
+}
+
 export interface CancelShown {
   result: "cancelled" | "already_cancelled" | "remembered" | "ended";
 }
@@ -437,8 +449,59 @@ export interface RunSummary {
   live?: LiveUsage | null;
 }
 
+export interface RunTree {
+  run_id: string;
+  status: "queued" | "running" | "waiting" | "parked" | "completed" | "failed" | "halted" | "cancelled";
+  epoch: number;
+  last_seq: number;
+  base_ms: number;
+  calls: number;
+  truncated: boolean;
+  kinds: string[];
+  statuses: string[];
+  strings: string[];
+  stops: StopShown[];
+  columns: TreeColumns;
+}
+
+export type StopReason = "budget_exceeded" | "retry_budget_exceeded" | "circuit_open" | "step_limit_exceeded" | "timeout" | "aborted" | "provider_rate_limit" | "provider_error" | "token_limit_exceeded" | "api_call_limit_exceeded" | "hook_denied" | "price_unknown" | "diverged" | "ledger_unavailable";
+
+export interface StopShown {
+  reason: StopReason;
+  message: string;
+  budget: string | null;
+  whose: "run" | "owner" | "all" | "node" | null;
+  unit: string | null;
+  limit: number | null;
+  used: number | null;
+  held: number | null;
+  asked: number | null;
+  unresolved: number | null;
+  momentary: boolean;
+  cause?: boolean;
+}
+
 export interface ToolList {
   tools: string[];
+}
+
+export interface TreeColumns {
+  call: number[];
+  parent: number[];
+  kind: number[];
+  name: number[];
+  node: number[];
+  node_type: number[];
+  model: number[];
+  start_ms: number[];
+  end_ms: number[];
+  status: number[];
+  cost_nanos: number[];
+  tokens_in: number[];
+  tokens_out: number[];
+  attempt: number[];
+  stop: number[];
+  flags: number[];
 }
 
 export interface TurnShown {
@@ -446,6 +509,16 @@ export interface TurnShown {
   run_id: string;
   user_message_id: string | null;
   message_id: string;
+}
+
+export interface UnitShown {
+  unit: "usd" | "steps" | "tokens" | "api calls" | "retries";
+  spent: number;
+  held: number;
+  unresolved: number;
+  waiting: number;
+  limit: number | null;
+  left: number | null;
 }
 
 export interface Validity {
