@@ -51,9 +51,14 @@ def environment(provider: FakeProviderServer) -> dict[str, str]:
 
 
 @contextmanager
-def gateway(provider: FakeProviderServer, grants: dict[str, Any] | None = None, **limits: Any) -> Iterator[Served]:
+def gateway(
+    provider: FakeProviderServer,
+    grants: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    **limits: Any,
+) -> Iterator[Served]:
     """Serve a gateway for one run under these limits, on a thread of its own, so that any client can block."""
-    run = contain(prices=provider.provider.prices, **limits)
+    run = contain(**{"prices": provider.provider.prices, **limits})
     denied: list[Denied] = []
     ready, stop, url = threading.Event(), asyncio.Event(), ""
 
@@ -61,7 +66,7 @@ def gateway(provider: FakeProviderServer, grants: dict[str, Any] | None = None, 
         nonlocal url
         connections = Connections()
         keyring = OneKey(KEY, Grant(Terms(run, 4_096, 16), **(grants or {})))
-        app = Gateway(upstreams_in(environment(provider)), keyring, connections, denied.append)
+        app = Gateway(upstreams_in(environ or environment(provider)), keyring, connections, denied.append)
         async with serving(app) as url:
             ready.set()
             await stop.wait()
