@@ -34,7 +34,6 @@ from penstock.hosting.ports import (
     RunRecord,
     StoreCorrupt,
 )
-from penstock.hosting.tokens import TokenRecord
 from penstock.nodes import executors as standard_executors
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.server.app import create_app
@@ -114,6 +113,12 @@ async def a_version(stores: Stores, n: int) -> Row:
     return Row({"id": f"v{n}", "version": 1}, f"/api/graphs/v{n}", await queued(stores, n, f"v{n}"))
 
 
+async def a_layout(stores: Stores, n: int) -> Row:
+    await stores.graphs.save(f"l{n}", "ann", f"l{n}", ECHO, now_ms=1)
+    await stores.graphs.arrange(f"l{n}", {"in": {"x": n, "y": 0}})
+    return Row({"id": f"l{n}"}, f"/api/graphs/l{n}/layout")
+
+
 async def an_approval(stores: Stores, n: int) -> Row:
     run_id = await queued(stores, n)
     await stores.approvals.ask(ApprovalRecord(f"ap{n}", run_id, "ann", "k", "n", "May it?", asked_ms=n))
@@ -182,17 +187,13 @@ async def a_word(stores: Stores, n: int) -> Row:
     return Row({"word": f"word{n}"})
 
 
-async def a_token(stores: Stores, n: int) -> Row:
-    await stores.tokens.add(TokenRecord(f"t{n}", f"user{n}", "user", "salt", "digest", n, "root"))
-    return Row({"id": f"t{n}"})
-
-
 MAKERS: Mapping[str, Make] = {
     "runs": a_run,
     "events": an_event,
     "journal": an_entry,
     "graphs": a_graph,
     "graph_versions": a_version,
+    "graph_layouts": a_layout,
     "approvals": an_approval,
     "payloads": a_payload,
     "tokens": a_token,
@@ -205,7 +206,6 @@ MAKERS: Mapping[str, Make] = {
     "memories": a_memory,
     "memory_spaces": a_space,
     "memory_words": a_word,
-    "tokens": a_token,
 }
 
 
