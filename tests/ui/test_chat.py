@@ -158,7 +158,7 @@ async def test_an_answer_is_stopped_and_continued_and_its_run_is_one_click_away(
         await expect(page.get_by_role("status").filter(has_text="The run is completed")).to_be_attached()
 
 
-async def test_attachments_are_sent_and_limits_hold_for_each_further_answer(server: Server) -> None:
+async def test_attachments_are_sent_limits_hold_and_changes_elsewhere_are_shown(server: Server) -> None:
     async with browsing() as browser, tab(browser) as opened:
         page = opened.page
         await page.goto(f"{server.url}/#/chat")
@@ -187,6 +187,11 @@ async def test_attachments_are_sent_and_limits_hold_for_each_further_answer(serv
         await expect(answers(page).last).to_contain_text("Stopped by a limit.")
         await page.reload()
         await expect(page.get_by_role("button", name="Limit: $0.00002 an answer")).to_be_visible()
+
+        chat = page.url.rpartition("/")[2]
+        api(server, f"/api/chats/{chat}/messages", {"content": "Said in another tab."})
+        await page.get_by_role("button", name="Show it as it is now").click()
+        await expect(questions(page).last).to_contain_text("Said in another tab.")
 
 
 async def test_an_approval_is_answered_in_the_chat(server: Server) -> None:

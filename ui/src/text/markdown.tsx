@@ -3,7 +3,7 @@
 import { createElement, memo, useMemo, useRef, useState, type ReactNode } from "react";
 import { blockSplitter, parseBlock, type Element, type Node } from "./blocks.ts";
 
-export function Markdown({ text }: { text: string }) {
+export const Markdown = memo(function Markdown({ text }: { text: string }) {
   const split = useRef<ReturnType<typeof blockSplitter>>(null);
   split.current ??= blockSplitter();
   const blocks = split.current(text);
@@ -14,7 +14,7 @@ export function Markdown({ text }: { text: string }) {
       ))}
     </div>
   );
-}
+});
 
 const Block = memo(function Block({ raw }: { raw: string }) {
   return useMemo(() => render(parseBlock(raw)), [raw]);

@@ -13,6 +13,7 @@ import { Tools } from "./tools.tsx";
 import type { Live } from "./use-live.ts";
 
 export interface Actions {
+  /** Whether the graph can answer, and this person may ask it. */
   mayAct: boolean;
   busy: boolean;
   edit: (message: PlacedMessage, content: string) => Promise<boolean>;
@@ -97,8 +98,8 @@ function Siblings({ message, actions, what }: { message: PlacedMessage; actions:
       className="quiet"
       data-action={name}
       aria-label={`${name === "next" ? "Next" : "Previous"} version of this ${what}`}
-      aria-disabled={to === null || !actions.mayAct}
-      onClick={() => to !== null && actions.mayAct && actions.choose(message, to)}
+      aria-disabled={to === null}
+      onClick={() => to !== null && actions.choose(message, to)}
     >
       {sign}
     </button>

@@ -20,7 +20,7 @@ export default function ChatPage({ route, me }: PageProps) {
   const root = useKeys(() => setHelps(true));
   return (
     <div className={`chat${id ? " opened" : ""}`} ref={root}>
-      <Threads route={route} me={me} open={id ?? null} changes={changes} />
+      <Threads route={route} me={me} agents={agents.value ?? []} open={id ?? null} changes={changes} />
       {id ? (
         <Thread key={id} id={id} route={route} me={me} agents={agents.value} onChange={onChange} />
       ) : (

@@ -1,11 +1,11 @@
 // One conversation: its messages, the answer that is being written, and where the next message is written.
 
 import { useEffect, useLayoutEffect, useRef, useState, type RefObject } from "react";
-import { chooseMessage, deleteChat, renameChat, type Turn } from "../../api/chat.ts";
+import { chooseMessage, deleteChat, readPath, renameChat, type Turn } from "../../api/chat.ts";
 import { ApiError, post } from "../../api/client.ts";
-import type { AgentShown, ChatPath, Me, PlacedMessage, TurnShown } from "../../api/types.ts";
+import type { AgentShown, ChatPath, ChatShown, Me, PlacedMessage } from "../../api/types.ts";
 import { go, runLink, setParams, type Route } from "../../router.ts";
-import { Dialog, Failure, Field, useAction } from "../../ui/parts.tsx";
+import { Dialog, Failure, Field, useAction, usePolled } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import { ApprovalCard } from "../approvals.tsx";
 import { useApprovals } from "../use-approvals.ts";
@@ -14,7 +14,9 @@ import { Composer } from "./composer.tsx";
 import { AnswerMessage, UserMessage, type Actions } from "./message.tsx";
 import { useDetails, useLive, type Live } from "./use-live.ts";
 import { usePath, type PathState } from "./use-path.ts";
-import { useTurns, type Turns } from "./use-turns.ts";
+import { useTurns } from "./use-turns.ts";
+
+const WATCH_MS = 3_000;
 
 export interface ThreadProps {
   id: string;
@@ -56,20 +58,33 @@ function Open(props: ThreadProps & { state: PathState; path: ChatPath }) {
   const writing = last?.data.state === "writing" ? String(last.data.run_id) : null;
   const live = useLive(writing, () => void state.refresh().then(onChange));
   const turns = useTurns(me, id);
-  const [stopping, stopError, stop] = useAction();
+  const [acting, actError, act] = useAction();
   const [editing, setEditing] = useState<string | null>(null);
   const scroll = useScroll(state);
   const canAnswer = agents === null || agents.some((one) => one.id === path.graph_id);
-  const mayAct = me.role !== "viewer" && canAnswer;
-  const started = async (turn: TurnShown) => {
+  const mayWrite = me.role !== "viewer";
+  const mayAct = mayWrite && canAnswer;
+  const started = async () => {
     scroll.stick();
     setParams(route, { m: null });
     await state.load();
     onChange();
-    return void turn;
   };
   const start = (turn: Turn) => turns.start(turn, started);
-  const actions = useActions(id, start, turns, state, scroll, mayAct);
+  const choose = (message: PlacedMessage, sibling: string) =>
+    void act(async () => {
+      scroll.keep(message);
+      if (mayWrite) await chooseMessage(id, sibling); // for a viewer, only what is shown here changes
+      await state.load({ around: sibling });
+    });
+  const actions: Actions = {
+    mayAct,
+    busy: acting || turns.busy || writing !== null,
+    edit: (message, content) => start({ kind: "edit", chat: id, message: message.id, content }),
+    retry: (message) => void start({ kind: "retry", chat: id, message: message.id }),
+    goOn: (message) => void start({ kind: "continue", chat: id, message: message.id }),
+    choose,
+  };
   const lastOwn = path.messages.findLast((one) => one.role === "user");
   return (
     <section className="thread" aria-label="Chat">
@@ -81,7 +96,7 @@ function Open(props: ThreadProps & { state: PathState; path: ChatPath }) {
               Show earlier messages
             </button>
           )}
-          <Messages path={path} live={live} actions={actions} editing={editing} onEditing={setEditing} onAnswered={() => void state.refresh()} />
+          <Messages path={path} live={live} actions={actions} editing={editing} onEditing={setEditing} mayWrite={mayWrite} />
           {path.has_later && (
             <button className="more" onClick={() => void state.later()}>
               Show later messages
@@ -95,20 +110,17 @@ function Open(props: ThreadProps & { state: PathState; path: ChatPath }) {
           <span aria-hidden="true">↓</span> Latest
         </button>
       )}
-      {state.error != null && (
-        <div className="column">
-          <Failure error={state.error} />
-        </div>
-      )}
       <div className="column">
-        <Failure error={stopError} />
+        <Failure error={state.error} />
+        <Failure error={actError} />
+        <Elsewhere path={path} watched={!writing && !turns.busy && !acting} onShow={() => void state.load().then(onChange)} />
       </div>
       {mayAct ? (
         <Composer
           me={me}
           chat={id}
           turns={turns}
-          onStop={writing && !stopping ? () => void stop(() => cancel(writing)) : writing ? () => undefined : undefined}
+          onStop={writing ? () => void act(() => cancel(writing)) : undefined}
           onSend={(content, attachments) => start({ kind: "send", chat: id, parent: path.end_id, content, attachments })}
           onEditLast={() => lastOwn && setEditing(lastOwn.id)}
         />
@@ -119,6 +131,18 @@ function Open(props: ThreadProps & { state: PathState; path: ChatPath }) {
         {spoken(live)}
       </p>
     </section>
+  );
+}
+
+/** Says that another tab or person has gone on with the chat, and leaves what is read in its place. */
+function Elsewhere({ path, watched, onShow }: { path: ChatPath; watched: boolean; onShow: () => void }) {
+  const newest = usePolled(path.id, (signal) => readPath(path.id, {}, 1, signal), WATCH_MS);
+  if (!watched || !newest.value || newest.value.updated_ms <= path.updated_ms) return null;
+  return (
+    <div className="note warn bar" role="status">
+      <span className="grow">This chat has changed elsewhere.</span>
+      <button onClick={onShow}>Show it as it is now</button>
+    </div>
   );
 }
 
@@ -153,41 +177,16 @@ function ReadOnly({ path, canAnswer }: { path: ChatPath; canAnswer: boolean }) {
   );
 }
 
-function useActions(
-  chat: string,
-  start: (turn: Turn) => Promise<boolean>,
-  turns: Turns,
-  state: PathState,
-  scroll: ReturnType<typeof useScroll>,
-  mayAct: boolean,
-): Actions {
-  const [busy, , act] = useAction();
-  const isWriting = state.path?.messages.at(-1)?.data.state === "writing";
-  return {
-    mayAct,
-    busy: busy || turns.busy || isWriting,
-    edit: (message, content) => start({ kind: "edit", chat, message: message.id, content }),
-    retry: (message) => void start({ kind: "retry", chat, message: message.id }),
-    goOn: (message) => void start({ kind: "continue", chat, message: message.id }),
-    choose: (message, sibling) =>
-      void act(async () => {
-        scroll.keep(message);
-        await chooseMessage(chat, sibling);
-        await state.load({ around: sibling });
-      }),
-  };
-}
-
 interface MessagesProps {
   path: ChatPath;
   live: Live | null;
   actions: Actions;
   editing: string | null;
   onEditing: (id: string | null) => void;
-  onAnswered: () => void;
+  mayWrite: boolean;
 }
 
-function Messages({ path, live, actions, editing, onEditing, onAnswered }: MessagesProps) {
+function Messages({ path, live, actions, editing, onEditing, mayWrite }: MessagesProps) {
   const finished = path.messages.filter((one) => one.role === "assistant" && one.data.state !== "writing");
   const details = useDetails(finished.map(runOf).filter((one) => one !== null));
   return (
@@ -204,7 +203,7 @@ function Messages({ path, live, actions, editing, onEditing, onAnswered }: Messa
                 {...common}
                 live={isLive ? live : null}
                 details={detailsOf(details, message)}
-                approvals={waiting && <Approvals runId={waiting} mayAct={actions.mayAct} onAnswered={onAnswered} />}
+                approvals={waiting && <Approvals runId={waiting} mayAct={mayWrite} />}
               />
             ) : (
               <UserMessage {...common} />
@@ -225,13 +224,13 @@ function detailsOf(details: Map<string, Answer>, message: PlacedMessage): Answer
   return run === null ? null : (details.get(run) ?? null);
 }
 
-function Approvals({ runId, mayAct, onAnswered }: { runId: string; mayAct: boolean; onAnswered: () => void }) {
+function Approvals({ runId, mayAct }: { runId: string; mayAct: boolean }) {
   const approvals = useApprovals(runId);
   return (
     <>
       <Failure error={approvals.error} />
       {approvals.value?.approvals.map((one) => (
-        <ApprovalCard key={one.id} approval={one} mayAct={mayAct} onAnswered={() => (approvals.again(), onAnswered())} inRun />
+        <ApprovalCard key={one.id} approval={one} mayAct={mayAct} onAnswered={approvals.again} inRun />
       ))}
       {approvals.value?.approvals.length === 0 && (
         <p className="muted">
@@ -270,16 +269,16 @@ function Head({ path, state, me, onChange }: { path: ChatPath; state: PathState;
           </button>
         </div>
       )}
-      {dialog === "rename" && <Rename path={path} onClose={close} onDone={(title) => (state.setTitle(title), onChange(), close())} />}
+      {dialog === "rename" && <Rename path={path} onClose={close} onDone={(chat) => (state.renamed(chat), onChange(), close())} />}
       {dialog === "delete" && <Delete path={path} onClose={close} onDone={() => (onChange(), go("#/chat"))} />}
     </header>
   );
 }
 
-function Rename({ path, onClose, onDone }: { path: ChatPath; onClose: () => void; onDone: (title: string) => void }) {
+function Rename({ path, onClose, onDone }: { path: ChatPath; onClose: () => void; onDone: (chat: ChatShown) => void }) {
   const [title, setTitle] = useState(path.title);
   const [busy, error, act] = useAction();
-  const save = () => act(async () => onDone((await renameChat(path.id, title.trim())).title));
+  const save = () => act(async () => onDone(await renameChat(path.id, title.trim())));
   return (
     <Dialog title="Rename this chat" onClose={onClose}>
       <form className="stack" onSubmit={(event) => (event.preventDefault(), void save())}>

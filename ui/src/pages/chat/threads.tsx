@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "react";
 import { listChats } from "../../api/chat.ts";
-import type { ChatListed, ChatPage, Me } from "../../api/types.ts";
+import type { AgentShown, ChatListed, ChatPage, Me } from "../../api/types.ts";
 import { chatLink, setParams, type Route } from "../../router.ts";
 import { usePolled, when } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
@@ -12,18 +12,18 @@ const TYPING_MS = 200;
 const PAGE = 30;
 const MAX_LISTED = 300;
 
-export function Threads(props: { route: Route; me: Me; open: string | null; changes: number }) {
-  const { route, me, open, changes } = props;
+export function Threads(props: { route: Route; me: Me; agents: AgentShown[]; open: string | null; changes: number }) {
+  const { route, me, agents, open, changes } = props;
   const [text, setText] = useState(route.params.get("q") ?? "");
   const [pages, setPages] = useState(1);
-  const graph = route.params.get("graph") ?? "";
+  const [graph, setGraph] = useState(route.params.get("graph") ?? "");
   const q = useSettled(text.trim());
   const latest = useRef(route);
   latest.current = route;
   useEffect(() => {
-    const shown = latest.current.params.get("q") ?? "";
-    if (shown !== q) setParams(latest.current, { q: q || null });
-  }, [q]);
+    const { params } = latest.current;
+    if ((params.get("q") ?? "") !== q || (params.get("graph") ?? "") !== graph) setParams(latest.current, { q, graph });
+  }, [q, graph]);
   const found = usePolled(`${q} ${graph} ${pages} ${changes}`, (signal) => listChats({ q, graph }, PAGE * pages, signal), POLL_MS);
   const [last, setLast] = useState<ChatPage | null>(null);
   if (found.value && found.value !== last) setLast(found.value);
@@ -47,11 +47,20 @@ export function Threads(props: { route: Route; me: Me; open: string | null; chan
           value={text}
           onChange={(event) => (setPages(1), setText(event.target.value))}
         />
-        {graph && (
-          <button className="filter" onClick={() => setParams(route, { graph: null })}>
-            Only with {visible(graph)} <span aria-hidden="true">✕</span>
-            <span className="hidden">: show all</span>
-          </button>
+        {(graph || agents.length > 1) && (
+          <select
+            aria-label="Graph"
+            value={graph}
+            onChange={(event) => (setPages(1), setGraph(event.target.value))}
+          >
+            <option value="">All graphs</option>
+            {graph && !agents.some((one) => one.id === graph) && <option value={graph}>{visible(graph)}</option>}
+            {agents.map((one) => (
+              <option key={one.id} value={one.id}>
+                {visible(one.id)}
+              </option>
+            ))}
+          </select>
         )}
       </div>
       <List page={found.value ?? last} error={found.error} open={open} me={me} filtered={!!q || !!graph} />
@@ -120,7 +129,7 @@ function Last({ chat: { last } }: { chat: ChatListed }) {
 
 /** The beginning of a message without the signs of markdown. */
 function excerpt(content: string): string {
-  return visible(content.replace(/\]\([^)]*\)|[#*`>|]+|\[/g, " ").replace(/\s+/g, " "));
+  return visible(content.replace(/\]\([^)]*\)|!?\[|[#*`>|]+|-{2,}:?/g, "").replace(/\s+/g, " "));
 }
 
 function ago(ms: number): string {

@@ -3,7 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "react";
 import { ApiError } from "../../api/client.ts";
 import { PAGE, readPath, type Window } from "../../api/chat.ts";
-import type { ChatPath, PlacedMessage } from "../../api/types.ts";
+import type { ChatPath, ChatShown, PlacedMessage } from "../../api/types.ts";
 
 /** Messages that are kept on the page; beyond that, the far end is let go, and read again when it is scrolled to. */
 export const MAX_SHOWN = 200;
@@ -17,7 +17,7 @@ export interface PathState {
   refresh: () => Promise<void>;
   earlier: () => Promise<void>;
   later: () => Promise<void>;
-  setTitle: (title: string) => void;
+  renamed: (chat: ChatShown) => void;
 }
 
 export function usePath(chatId: string, around: string | null): PathState {
@@ -71,7 +71,7 @@ export function usePath(chatId: string, around: string | null): PathState {
     refresh,
     earlier: () => more("earlier"),
     later: () => more("later"),
-    setTitle: (title) => setState((old) => (old.path ? { ...old, path: { ...old.path, title } } : old)),
+    renamed: ({ title, updated_ms }) => setState((old) => (old.path ? { ...old, path: { ...old.path, title, updated_ms } } : old)),
   };
 }
 
