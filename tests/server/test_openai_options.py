@@ -252,7 +252,9 @@ async def test_what_cannot_be_applied_is_refused_by_name() -> None:
         team = graph(nodes, ["start > lead"], ["m.tool > lead.members"])
         await served.stores.graphs.save("team", "anna", "team", team, now_ms=1)
         inner = graph([node("agent", "agent", model="parrot")], [])
-        inside = graph([node("start", "chat-start"), node("box", "subgraph", graph=inner)], ["start > box"])
+        inside = graph(
+            [node("start", "chat-start"), node("box", "loop", graph=inner, max_iterations=2)], ["start > box"]
+        )
         await served.stores.graphs.save("inside", "anna", "inside", inside, now_ms=1)
         for model, fields, param in UNSUPPORTED:
             with pytest.raises(openai.BadRequestError) as refused:
@@ -280,12 +282,6 @@ async def test_bad_values_are_refused_with_their_place() -> None:
             assert answer.status_code == 400, (fields, error)
             assert str(error["param"]).startswith(param), (str(fields)[:200], error)
         assert await served.runs() == []
-
-
-async def test_embeddings_are_refused_with_what_is_missing() -> None:
-    async with serving() as served, served.client() as client:
-        with pytest.raises(openai.NotFoundError, match="no model that makes embeddings"):
-            await client.embeddings.create(model="parrot", input="x")
 
 
 # Requests that clients repeat

@@ -6,7 +6,7 @@ tools         functions a model may call       formats       answers that progra
 loop          one iteration at a time          compaction    shortening a conversation
 tool_calling, react                            agent         all of it combined
 execution     the execution under way          schema        JSON Schema of tools and answers
-embedding     models that make vectors
+embedding     models that make vectors        history       the conversation before a graph's input
 """
 
 from penstock.agents.agent import Agent, AgentResult
@@ -22,6 +22,7 @@ from penstock.agents.formats import (
     TextOutputFormat,
     XmlFormat,
 )
+from penstock.agents.history import chat_history
 from penstock.agents.hooks import (
     AfterExecutionEvent,
     AfterIterationEvent,
@@ -110,6 +111,7 @@ __all__ = [
     "TruncatedByBudget",
     "TruncatedResponse",
     "XmlFormat",
+    "chat_history",
     "data_of",
     "remember",
     "tool",

@@ -13,10 +13,12 @@ Knows nothing of HTTP and of OpenAI's formats.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from penstock.agents.agent import Agent
 from penstock.agents.execution import OnDelta
 from penstock.agents.formats import JsonTextFormat, TextOutputFormat
 from penstock.agents.messages import Delta, ToolCall, ToolCallDelta, ToolResult
@@ -49,6 +51,14 @@ class ToolNameTaken(PenstockError):
     def __init__(self, name: str, node_id: str) -> None:
         self.name = name
         super().__init__(f"agent {node_id!r} has its own tool {name!r}: offer yours under another name")
+
+
+class LoopOfItsOwn(PenstockError):
+    """The client offers tools to an agent whose loop cannot call them."""
+
+    def __init__(self, name: str, loop: str) -> None:
+        self.name = name
+        super().__init__(f"agent {name!r} runs a loop of its own ({loop}), which calls no tools of the client")
 
 
 class ResultsOverdue(PenstockError):
@@ -217,6 +227,34 @@ class ClientToolLoop(ToolCallingLoop):
         async with approvals.ask(str(context.run_id), str(context.node_id), question, value, expects) as opened:
             answer = await answer_within(opened, self._request.wait_s)
         return None if answer is None else _answered(answer, len(calls))
+
+
+def can_use_client_tools(agent: Agent) -> bool:
+    """Whether an agent written in Python can call tools of the client: not with a loop of its own."""
+    return type(agent.loop) is ToolCallingLoop
+
+
+def with_client_tools(agent: Agent, request: ClientRequest, context: FlowContext) -> Agent:
+    """Return the agent for one run, with what the client wants of it; the agent itself is not changed."""
+    own = agent.loop
+    if type(own) is not ToolCallingLoop:
+        raise LoopOfItsOwn(agent.name, type(own).__name__)
+    instructions = own.instructions if own.output is None else own.instructions.removesuffix(own.output.instructions)
+    loop = ClientToolLoop(
+        own.model,
+        own.tools,
+        request,
+        context,
+        instructions=instructions.strip(),
+        output=own.output,
+        settings=own.settings,
+    )
+    loop.compaction, loop.max_parallel_tools = own.compaction, own.max_parallel_tools
+    loop.max_format_retries = own.max_format_retries
+    extended, executor = copy.copy(agent), copy.copy(agent.executor)
+    extended.loop = executor.loop = loop
+    extended.executor = executor
+    return extended
 
 
 def client_output(error: ResultsOverdue) -> dict[str, Any]:

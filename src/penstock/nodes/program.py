@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from penstock.agents.agent import Agent
 from penstock.agents.execution import Execution, OnDelta, running_execution
+from penstock.agents.history import answering_after
 from penstock.agents.messages import Delta
 from penstock.agents.tools import ToolChain
 from penstock.errors import PenstockError
@@ -35,7 +36,15 @@ from penstock.kernel.executor import Handle
 from penstock.kernel.graph import shown
 from penstock.kernel.values import DataValue, typed
 from penstock.nodes.approval import approve_with
-from penstock.nodes.parts.chat import delta_event, prompt_for, with_user_tools
+from penstock.nodes.client_tools import (
+    ClientToolLoop,
+    ResultsOverdue,
+    client_output,
+    client_request,
+    with_client_tools,
+    without_client_calls,
+)
+from penstock.nodes.parts.chat import delta_event, history_before, prompt_for, with_user_tools
 from penstock.nodes.parts.nested import INSIDE
 from penstock.nodes.parts.services import service_mapping
 from penstock.nodes.parts.structure import (
@@ -143,6 +152,12 @@ def program_name(document: Mapping[str, Any]) -> str | None:
     return None
 
 
+def program_kind(data: Mapping[str, Any]) -> str | None:
+    """Return whether the program of a node is a graph or an agent, as far as its data says so."""
+    kind = data.get("kind")
+    return kind if kind in ("graph", "agent") else None
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramData(Data):
     """The program, and the structure that it had when the document was saved."""
@@ -189,9 +204,18 @@ async def _run_agent(
     place: ExecutionContext,
     emit: EmitProgress,
 ) -> DataValue:
-    prompt = await prompt_for(inputs, context)
-    with inside_execution(context, lambda delta: emit("delta", delta_event(delta))):
-        result = await _with_user_tools(agent, context).run(prompt.text, place, history=prompt.history)
+    prompt, request = await prompt_for(inputs, context), client_request(context)
+    agent = _with_user_tools(agent, context)
+    on_delta: OnDelta | None = lambda delta: emit("delta", delta_event(delta))  # noqa: E731
+    if request is not None:
+        agent = with_client_tools(agent, request, context)
+        assert isinstance(agent.loop, ClientToolLoop)
+        # An answer with a format is emitted once it is checked, as that of an agent node is.
+        on_delta = without_client_calls(agent.loop, None if request.schema is not None else on_delta)
+    with inside_execution(context, on_delta):
+        result = await agent.run(prompt.text, place, history=prompt.history)
+    if isinstance(result.error, ResultsOverdue) and request is not None and request.ends_with_calls:
+        return typed(client_output(result.error))
     return typed(_as_json(result.output), result.finish_reason)
 
 
@@ -223,7 +247,7 @@ async def _run_graph(
 
     results: dict[str, Any] = {}
     errors: dict[str, BaseException] = {}
-    with inside_execution(context, on_delta):
+    with inside_execution(context, on_delta), answering_after(await history_before(context)):
         events = graph.execute_stream(place.with_input(given))
         async with aclosing(events) as stream:  # type: ignore[type-var]  # an async generator
             async for event in stream:

@@ -19,6 +19,8 @@ from penstock.hosting.ports import GraphRecord
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem
 from penstock.nodes.checking import DocumentCheck, check_document
+from penstock.nodes.program import SERVICE as PROGRAMS
+from penstock.nodes.program import is_program
 from penstock.runtime.graphs.graph_plan import aside
 
 if TYPE_CHECKING:
@@ -43,7 +45,15 @@ class GraphChecker:
     @property
     def models(self) -> Mapping[str, Any]:
         """The models that the services offer by name."""
-        offered = self._services.get("models")
+        return self._offered("models")
+
+    @property
+    def programs(self) -> Mapping[str, Any]:
+        """The Python programs that the services offer by name."""
+        return self._offered(PROGRAMS)
+
+    def _offered(self, service: str) -> Mapping[str, Any]:
+        offered = self._services.get(service)
         return offered if isinstance(offered, Mapping) else {}
 
     async def problems(self, graph: GraphRecord, *, in_chat: bool = False) -> Sequence[Problem]:
@@ -87,6 +97,11 @@ def is_conversational(graph: GraphRecord) -> bool:
     """Whether the graph has a chat start node, and so runs in chats."""
     nodes: Sequence[Any] = graph.document.get("nodes") or ()
     return any(isinstance(node, dict) and node.get("type") in CHAT_START_TYPES for node in nodes)
+
+
+def is_chat_entered(graph: GraphRecord) -> bool:
+    """Whether a conversation over /v1 is a chat: with a chat-start, or a Python program, which can read its history."""
+    return is_conversational(graph) or is_program(graph.document)
 
 
 async def all_graphs(graphs: GraphStore) -> list[GraphRecord]:

@@ -61,6 +61,13 @@ async def prompt_for(inputs: Mapping[str, DataValue], context: FlowContext) -> P
     return Prompt(GO_ON if is_own else "", history)
 
 
+async def history_before(context: FlowContext) -> list[Message]:
+    """Return the conversation before the newest user message, if the user talks to this node; else nothing."""
+    messages = messages_in(context) if _is_entry(context) else []
+    users = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    return await _for_model(messages[: users[-1]], context) if users else []
+
+
 def messages_in(context: FlowContext) -> list[Mapping[str, Any]]:
     """Return the messages of the chat that this run answers, as `role` and `content`; empty without a chat."""
     given = context.services.get("chat_input")

@@ -55,7 +55,7 @@ from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
 from penstock.nodes.client_tools import ClientRequest
 from penstock.server.auth import User
 from penstock.server.errors import RETRY_AFTER_S, ApiError
-from penstock.server.graph_check import GraphChecker, is_conversational
+from penstock.server.graph_check import GraphChecker, is_chat_entered, is_conversational
 from penstock.server.openai.entry import EntryAgents, check_options, entry_agents
 from penstock.server.openai.refusals import Refused, model_not_found, outcome_unknown
 from penstock.server.openai.retries import Entry, Retries
@@ -166,8 +166,8 @@ class Service:
 
     async def client_request(self, graph: ModelGraph, options: Options) -> ClientRequest | None:
         """Return what a run of the graph has to do for these options; UnsupportedParameter if it cannot."""
-        models = self.graphs.models
-        return await check_options(options, graph.entry, graph.answering, models, self.client_tools_wait_s)
+        models, programs = self.graphs.models, self.graphs.programs
+        return await check_options(options, graph.entry, models, programs, self.client_tools_wait_s)
 
     async def version_of(self, run: RunRecord) -> ModelGraph | None:
         """Return the version of the graph that a run executes; None if it is not in the store."""
@@ -177,7 +177,7 @@ class Service:
         known = self._versions.get((graph_id, version))
         if known is None and (record := await self.stores.graphs.get(graph_id, version)) is not None:
             entry = await entry_agents(record)
-            known = ModelGraph(record, is_conversational(record), answering_nodes(record.document), entry)
+            known = ModelGraph(record, is_chat_entered(record), answering_nodes(record.document), entry)
             if len(self._versions) >= MAX_VERSIONS:
                 self._versions.clear()
             self._versions[graph_id, version] = known
