@@ -21,6 +21,9 @@ from penstock.cli.remote.connection import Connection
 from penstock.cli.render.events import RunEvent
 from tests.cli.conftest import Penstock
 from tests.cli.service.test_serve import Server, served
+from tests.storage.postgres import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]
 
 pytestmark = [pytest.mark.usefixtures("forks"), pytest.mark.requirement("X-13")]
 
@@ -98,6 +101,21 @@ def reply(request):
 agent = Agent(ScriptedModel(reply, piece_characters=4), "Be brief.", [look, wait], name="helper")
 '''
 
+CALLING = '''"""Calls tools of the client."""
+from common import log
+from penstock.agents import Agent, ScriptedModel, ToolCall
+
+
+def reply(request):
+    results = [message.text for message in request.messages if message.role == "tool"]
+    log(f"model {len(results)}")
+    return f"It is {results[-1]}." if results else ToolCall("1", "weather", {"city": "Rome"})
+
+
+models = {"caller": ScriptedModel(reply)}
+agent = Agent(models["caller"], name="helper")
+'''
+
 
 @pytest.fixture
 def programs(directory: Path) -> Path:
@@ -116,10 +134,18 @@ def ran(directory: Path) -> list[str]:
     return lines
 
 
+KEPT = "sqlite:///kept.db"
+
+
 @contextmanager
-def both(*options: str) -> Iterator[Server]:
-    with served("app.py:graph", "agent.py:agent", "--db", "sqlite:///kept.db", "--lease", "2", *options) as server:
+def both(*options: str, database: str = KEPT) -> Iterator[Server]:
+    with served("app.py:graph", "agent.py:agent", "--db", database, "--lease", "2", *options) as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    return KEPT if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
 def until(server: Connection, run_id: str, type: str, **data: Any) -> RunEvent:
@@ -229,33 +255,81 @@ def test_program_that_is_no_longer_served_is_listed_as_such_and_may_be_removed(p
 # Killed and resumed.
 
 
-def test_killed_graph_is_resumed_without_repeating_recorded_steps(programs: Path) -> None:
+def test_killed_graph_is_resumed_without_repeating_recorded_steps(programs: Path, database: str) -> None:
     (programs / "go").unlink()
-    with both() as server, Connection(server.url) as connection:
+    with both(database=database) as server, Connection(server.url) as connection:
         run_id = connection.post("/api/runs", {"graph_id": "publisher", "input": "this"})["id"]
         until(connection, run_id, "node.progress", node="publish", event="started")
         assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
     assert ran(programs) == ["draft", "check", "publish"]
     (programs / "go").touch()
-    with both() as server, Connection(server.url) as connection:
+    with both(database=database) as server, Connection(server.url) as connection:
         assert until(connection, run_id, "run.completed").data["output"] == "draft of this, checked, published"
         assert connection.get(f"/api/runs/{run_id}")["epoch"] == 2
     assert ran(programs) == ["publish"]
 
 
-def test_killed_agent_is_resumed_without_repeating_recorded_calls(programs: Path) -> None:
+def test_killed_agent_is_resumed_without_repeating_recorded_calls(programs: Path, database: str) -> None:
     (programs / "go").unlink()
-    with both() as server, Connection(server.url) as connection:
+    with both(database=database) as server, Connection(server.url) as connection:
         run_id = connection.post("/api/runs", {"graph_id": "helper", "input": "look at x"})["id"]
         until(connection, run_id, "call.started", kind="tool", name="wait")
         assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
     assert ran(programs) == ["model 0", "look x", "model 1", "wait"]
     (programs / "go").touch()
-    with both() as server, Connection(server.url) as connection:
+    with both(database=database) as server, Connection(server.url) as connection:
         assert until(connection, run_id, "run.completed").data["output"] == "You said look at x."
         replayed = [event.data["name"] for event in connection.log(run_id) if event.data.get("replayed") is True]
     assert ran(programs) == ["wait", "model 2"]
     assert "look" in replayed
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest.mark.requirement("X-14")
+@pytest.mark.parametrize("model", ["helper", "clerk"])
+def test_run_that_waits_for_the_clients_tools_is_resumed_by_the_next_request(
+    programs: Path, database: str, model: str
+) -> None:
+    """An agent in Python and an agent node: the server is killed between the calls and their results."""
+    clerk: dict[str, Any] = {
+        "id": "clerk",
+        "nodes": [
+            {"id": "start", "type": "chat-start", "data": {}},
+            {"id": "agent", "type": "agent", "data": {"model": "caller", "stream": True}},
+        ],
+        "edges": [{"id": "e", "source": "start", "target": "agent", "data": {"channel": "flow"}}],
+    }
+    (programs / "clerk.json").write_text(json.dumps(clerk))
+    (programs / "agent.py").write_text(CALLING)
+    options = ("clerk.json", "--models", "agent.py:models")
+    question: list[Any] = user("How is the weather?")
+    with (
+        both(*options, database=database) as server,
+        OpenAI(api_key="none", base_url=f"{server.url}/v1", timeout=60, max_retries=0) as client,
+    ):
+        first: Any = client.chat.completions.create(model=model, messages=question, tools=[WEATHER])
+        (call,) = first.choices[0].message.tool_calls
+        assert server.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert ran(programs) == ["model 0"]
+    results = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    with (
+        both(*options, database=database) as server,
+        OpenAI(api_key="none", base_url=f"{server.url}/v1", timeout=60, max_retries=0) as client,
+        Connection(server.url) as connection,
+    ):
+        history: Any = [*question, first.choices[0].message, results]
+        last: Any = client.chat.completions.create(model=model, messages=history, tools=[WEATHER])
+        assert last.choices[0].message.content == "It is sunny."
+        assert last.penstock["run_id"] == first.penstock["run_id"]
+        (run,) = connection.get("/api/runs")["runs"]
+        assert (run["status"], run["id"]) == ("completed", first.penstock["run_id"])
+        assert server.stop(signal.SIGTERM)[0] == 0
+    assert ran(programs) == ["model 1"]
 
 
 def test_changed_program_resumes_what_matches_and_says_what_does_not(programs: Path, penstock: Penstock) -> None:
