@@ -130,3 +130,9 @@ def test_options_that_add_what_is_missing_are_named_once(penstock: Penstock) -> 
     assert ended.code == 2
     for option in ("--models", "--tools", "--executors"):
         assert ended.err.count(f"with {option} module:name") == 1
+
+
+def test_a_graph_in_python_without_steps_is_refused_like_one_in_json(penstock: Penstock) -> None:
+    Path("empty.py").write_text("from penstock import Graph\ngraph = Graph('empty')\n")
+    for command in (["graph", "validate"], ["run"], ["serve", "--port", "0", "--db", "memory:"]):
+        assert listed(penstock(*command, "empty.py")) == ["empty  $.nodes  the graph has no steps; add one"]

@@ -62,7 +62,9 @@ def test_module_of_several_targets_is_imported_once(files: Path) -> None:
 def test_two_files_of_one_name_are_two_modules(files: Path) -> None:
     for folder in ("a", "b"):
         (files / folder).mkdir()
-        (files / folder / "app.py").write_text(f"from penstock import Graph\ngraph = Graph('{folder}')\n")
+        (files / folder / "app.py").write_text(
+            f"from penstock import Graph\ngraph = Graph('{folder}')\ngraph.step(print)\n"
+        )
     assert [*load_served(["a/app.py", "b/app.py"]).files] == ["a", "b"]
 
 

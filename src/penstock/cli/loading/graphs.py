@@ -147,6 +147,8 @@ def as_spec(graph: Runnable) -> GraphSpec:
 
 def problems_of(graph: Graph) -> list[Problem]:
     """Return all problems that prevent a graph in Python from running."""
+    if not graph.to_spec().nodes:
+        return [Problem("empty", "$.nodes", "the graph has no steps; add one")]
     return compiled.problems_of(graph)
 
 
