@@ -108,6 +108,14 @@ DESCRIPTIONS: Mapping[str, str] = {
 }
 """Sentences for settings without a docstring."""
 
+DEFINITIONS: Mapping[str, str] = {
+    "BudgetData": "Budget",
+    "CallData": "Tool call",
+    "ErrorPolicyData": "Error policy",
+    "ScriptData": "Scripted replies",
+}
+"""Titles of the objects that settings have."""
+
 
 def node_info(node_type: str, executor: Any) -> NodeInfo:
     """Return the title, sentence and category of a type."""
@@ -127,7 +135,10 @@ def hinted_schema(executor: Any) -> dict[str, Any] | None:
     own: Any = getattr(executor, "hints", None)
     documented = _attribute_docs(getattr(getattr(executor, "settings", None), "shape", None))
     given = own if isinstance(own, Mapping) else {}
-    definitions = {name: _with_hints(part, {}, {}) for name, part in schema.get("$defs", {}).items()}
+    definitions = {
+        name: {**_with_hints(part, {}, {}), "title": DEFINITIONS.get(name, name)}
+        for name, part in schema.get("$defs", {}).items()
+    }
     return {**_with_hints(schema, documented, given), **({"$defs": definitions} if definitions else {})}
 
 
@@ -145,6 +156,8 @@ def _described(
 ) -> dict[str, Any]:
     description = documented.get(name) or DESCRIPTIONS.get(name)
     extra = {**HINTS.get(name, {}), **own.get(name, {})}
+    if name == "model" and "anyOf" in schema:
+        extra["anyOf"] = [{"title": "Name", **one} if one.get("type") == "string" else one for one in schema["anyOf"]]
     return {**schema, **({"description": description} if description else {}), **extra}
 
 

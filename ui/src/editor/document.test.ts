@@ -145,7 +145,7 @@ test("an edge at an undeclared handle is drawn, and said to be undeclared", () =
 });
 
 test("a problem is found at its node, in nested graphs too", () => {
-  const at = (path: string) => place(catalog, START, { code: "c", path, message: "m" });
+  const at = (path: string) => place(START, { code: "c", path, message: "m" });
   assert.deepEqual([at("$.nodes[1].data.n").node, at("$.nodes[1].data.n").field], ["b", "$.n"]);
   assert.deepEqual([at("$.nodes[1].type").node, at("$.nodes[1].type").field], ["b", null]);
   assert.equal(at("$.edges[0].target").edge, "a-b");

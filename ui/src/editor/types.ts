@@ -1,7 +1,7 @@
 // What the server says of node types, read for the editor: handles of a node, which fit each other, and problems in place.
 
 import type { HandleShown, NodeTypeShown, NodeTypes, ProblemShown } from "../api/types.ts";
-import { graphAt, isGraph, isObject, nodeOf, sourceOf, targetOf, type Channel, type End, type Graph, type GraphNode, type Path } from "./document.ts";
+import { isGraph, isObject, nodeOf, sourceOf, targetOf, type Channel, type End, type Graph, type GraphNode, type Path } from "./document.ts";
 
 export type Side = "inputs" | "outputs";
 
@@ -20,11 +20,6 @@ export function catalogOf(found: NodeTypes): Catalog {
     types: new Map(found.node_types.map((type) => [type.type, type])),
     conversions: new Set(found.conversions.map(([given, wanted]) => `${given} ${wanted}`)),
   };
-}
-
-export function titleOf(catalog: Catalog, node: GraphNode): string {
-  const label = node.data?.label;
-  return typeof label === "string" && label ? label : node.id;
 }
 
 type Properties = Record<string, Record<string, unknown>>;
@@ -143,7 +138,7 @@ export interface PlacedProblem extends ProblemShown {
 const STEP = /\.([A-Za-z_]\w*)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]/g;
 
 /** Finds the node and the setting that a problem is about, from its path in the document. */
-export function place(catalog: Catalog, root: Graph, problem: ProblemShown): PlacedProblem {
+export function place(root: Graph, problem: ProblemShown): PlacedProblem {
   const steps = [...problem.path.matchAll(STEP)];
   const at: { node: string; field: string }[] = [];
   const placed: PlacedProblem = { ...problem, at, node: null, edge: null, field: null };
@@ -175,5 +170,3 @@ export function problemsAt(problems: PlacedProblem[], path: Path, node: string):
   const isHere = (found: PlacedProblem) => path.every((step, at) => found.at[at]?.node === step.node);
   return problems.filter((found) => isHere(found) && (found.at.length > path.length ? found.at[path.length]!.node : found.node) === node);
 }
-
-export { graphAt };

@@ -28,6 +28,12 @@ export const PLACES: Record<string, Place> = {
     key: "r",
   },
   chat: { title: (id) => (id ? "Chat" : "New chat"), page: lazy(() => import("./chat/page.tsx")), label: "Chat", key: "c" },
+  graphs: {
+    title: (id) => (id ? `Graph ${id}` : "Graphs"),
+    page: lazy(() => import("./graphs.tsx")),
+    label: "Graphs",
+    key: "e",
+  },
   approvals: { title: () => "Approvals", page: lazy(() => import("./approvals.tsx")), label: "Approvals", key: "a" },
   start: {
     title: () => "Start a run",
