@@ -132,7 +132,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "K-16": Requirement("The node library has every listed node type."),
     "K-17": Requirement("Scope rules see into subgraphs, loops and maps: the first agent inside is an entry agent."),
     "K-18": Requirement("The published OpenAPI describes graph documents, channels included."),
-    "K-19": Requirement("The editor always writes the channel of an edge and never patches one.", WEB),
+    "K-19": Requirement("The editor always writes the channel of an edge and never patches one."),
     # beyond
     "X-1": Requirement("The worst case is held at every level at once; unknown outcomes stay held; output is clamped."),
     "X-2": Requirement("An unknown price is refused, assumed or counted as unknown, and reports say so."),

@@ -19,7 +19,7 @@ import {
   type NodeProps,
 } from "@xyflow/react";
 import "@xyflow/react/dist/style.css";
-import { createContext, memo, useContext, useEffect, useMemo, useState, type DragEvent } from "react";
+import { createContext, memo, useContext, useEffect, useMemo, useRef, useState, type DragEvent } from "react";
 import type { NodeState } from "../model/run.ts";
 import { formatUsd } from "../model/money.ts";
 import { visible } from "../ui/visible.ts";
@@ -237,11 +237,14 @@ function Flow(props: CanvasProps) {
   const key = path.map((step) => step.node).join("/");
   const [fitted, setFitted] = useState<string | null>(null);
   const isMeasured = cards.length > PLAIN_ABOVE || (cards.length > 0 && cards.every((card) => card.measured));
+  const count = useRef(0);
   useEffect(() => {
-    if (fitted === key || !isMeasured) return;
+    const hasGrown = cards.length > count.current;
+    if (!isMeasured || (fitted === key && !hasGrown)) return;
+    count.current = cards.length;
     setFitted(key);
     void flow.fitView({ padding: 0.15, maxZoom: 1 });
-  }, [fitted, key, isMeasured, flow]);
+  }, [fitted, key, isMeasured, cards.length, flow]);
 
   return (
     <ReactFlow<Card>

@@ -14,10 +14,10 @@ import * as model from "./document.ts";
 import type { Data, End, Graph, GraphNode, Path, Position } from "./document.ts";
 import "./editor.css";
 import { Inspector } from "./inspector.tsx";
-import { arranged, freeSpot, places } from "./layout.ts";
+import { arranged, CARD_WIDTH, freeSpot, places } from "./layout.ts";
 import { Palette } from "./palette.tsx";
 import { CopyDialog, Newer, ProblemList, RunPanel, SaveDialog, Versions } from "./panels.tsx";
-import { catalogOf, graphField, handlesOf, misfit, place, problemsAt, propertiesOf, type Catalog, type PlacedProblem } from "./types.ts";
+import { catalogOf, graphField, handlesOf, misfit, place, problemsAt, type Catalog, type PlacedProblem } from "./types.ts";
 import { useEditor, type Editor } from "./use-editor.ts";
 
 export function EditorPage({ id, me, route }: { id: string; me: Me; route: Route }) {
@@ -71,7 +71,7 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
     if (editor.isReadOnly) return;
     const where = places(here, path, editor.positions, rows);
     const near = node ?? here.nodes.at(-1);
-    const spot = at ?? freeSpot(where.values(), (near && where.get(near.id)) ?? null);
+    const spot = at ?? freeSpot(where.values(), beside(near && where.get(near.id), catalog.types.get(type)?.runs === false));
     const [added, id] = model.addNode(here, type, firstData(catalog, type), spot);
     const joined = at ? added : joinedTo(catalog, added, node?.id, id);
     change(() => joined);
@@ -428,8 +428,12 @@ function firstData(catalog: Catalog, type: string): Data {
   const data = model.isObject(found) ? { ...found } : {};
   const field = graphField(shown);
   if (field && field in data) data[field] = { nodes: [], edges: [] };
-  for (const [name, schema] of Object.entries(propertiesOf(shown))) if (schema["x-penstock-picker"] === "model" && data[name] === "") delete data[name];
   return data;
+}
+
+/** What runs goes on the right of its neighbour, a part of it below on the left. */
+function beside(near: Position | undefined, isPart: boolean): Position | null {
+  return near && isPart ? { x: near.x - 2 * CARD_WIDTH - 160, y: near.y + 140 } : (near ?? null);
 }
 
 /** The graph with a new node connected to the selected one: after it in the flow, or as a part of it. */

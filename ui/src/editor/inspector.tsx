@@ -35,7 +35,7 @@ export function Inspector(props: InspectorProps) {
   const elsewhere = problems.filter((problem) => problem.field === null);
   return (
     <section className="inspector" aria-label={`Settings of ${node.id}`}>
-      <NodeName key={node.id} {...props} />
+      <NodeName key={`name of ${node.id}`} {...props} />
       <p className="muted small">
         {type ? (
           <>
@@ -59,7 +59,7 @@ export function Inspector(props: InspectorProps) {
           ))}
         </ul>
       )}
-      {type ? <Settings key={node.id} {...props} type={type} /> : <Value of={node.data ?? {}} label="Data" />}
+      {type ? <Settings key={`settings of ${node.id}`} {...props} type={type} /> : <Value of={node.data ?? {}} label="Data" />}
       <Connections {...props} />
       {!isReadOnly && (
         <div className="bar">
@@ -105,7 +105,7 @@ function Settings({ type, node, root, catalog, problems, pickers, isReadOnly, on
   const schema = type.data_schema as Schema | null;
   const errors: Problems = useMemo(() => {
     const found: Problems = {};
-    for (const { field: path, message } of problems) if (path !== null && path !== "$") found[path] = message;
+    for (const { field: path, message } of problems) if (path !== null && path !== "$") found[path] ??= message;
     return found;
   }, [problems]);
   if (!schema) return <Value of={node.data ?? {}} label="Data" />;

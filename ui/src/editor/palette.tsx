@@ -8,7 +8,7 @@ import type { Catalog } from "./types.ts";
 export function Palette({ catalog, onAdd, search }: { catalog: Catalog; onAdd: (type: string) => void; search: Ref<HTMLInputElement> }) {
   const [text, setText] = useState("");
   const groups = useMemo(() => groupsOf(catalog, text), [catalog, text]);
-  const first = groups[0]?.[1][0];
+  const first = bestOf(groups.flatMap(([, types]) => types), text);
   return (
     <section className="palette" aria-label="Node types">
       <input
@@ -46,6 +46,12 @@ export function Palette({ catalog, onAdd, search }: { catalog: Catalog; onAdd: (
   );
 }
 
+/** The type whose title begins with the text, else the first that was found. */
+function bestOf(types: NodeTypeShown[], text: string): NodeTypeShown | undefined {
+  const wanted = text.trim().toLowerCase();
+  return types.find((type) => type.title.toLowerCase().startsWith(wanted)) ?? types[0];
+}
+
 function groupsOf(catalog: Catalog, text: string): [string, NodeTypeShown[]][] {
   const wanted = text.trim().toLowerCase();
   const groups = new Map<string, NodeTypeShown[]>();
@@ -53,7 +59,5 @@ function groupsOf(catalog: Catalog, text: string): [string, NodeTypeShown[]][] {
     const words = `${type.title} ${type.type} ${type.category} ${type.description}`.toLowerCase();
     if (words.includes(wanted)) groups.set(type.category, [...(groups.get(type.category) ?? []), type]);
   }
-  const found = [...groups];
-  const exact = (types: NodeTypeShown[]) => types.some((type) => type.title.toLowerCase().startsWith(wanted));
-  return wanted ? found.sort((left, right) => Number(exact(right[1])) - Number(exact(left[1]))) : found;
+  return [...groups];
 }

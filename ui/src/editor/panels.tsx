@@ -133,7 +133,7 @@ export function Versions({ editor, onClose }: { editor: Editor; onClose: () => v
                 <td>
                   <button
                     aria-pressed={one.version === after}
-                    aria-label={`What changed in version ${one.version}`}
+                    aria-label={`Changes in version ${one.version}`}
                     onClick={() => setPair([Math.max(1, one.version - 1), one.version])}
                   >
                     Changes

@@ -1,0 +1,395 @@
+"""The editor of graphs, in a real browser on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from tests.ui.browser import Server, Tab, browsing, serving, tab
+
+pytestmark = pytest.mark.timeout(300)
+
+ANN, ROOT = "canary-ui-ann-0123456789", "canary-ui-root-012345678"
+UNAUTHORIZED = "the server responded with a status of 401"
+NOT_FOUND = "the server responded with a status of 404"
+CONFLICT = "the server responded with a status of 409"
+AWAY = ("net::ERR_", "the server responded with a status of 503")
+
+ODD = """{ "id" : "odd",
+    "nodes" : [ {"id":"in", "type":"input", "position":{"x":0,"y":0.50}},
+        {"id":"strange", "type":"of-another-server", "data":{"ratio":1.0, "deep":{"list":[1E2, "\\u00e9"]}},
+            "extra":[]},
+        {"id":"each", "type":"map", "data":{"graph":{"nodes":[{"id":"say","type":"text",
+            "data":{"text":"hi"}}],"edges":[]}}},
+        {"id":"out", "type":"output"} ],
+    "edges" : [ {"id":"e1", "source":"in", "target":"each", "data":{"channel":"flow", "colour":"red"}},
+        {"id":"e2", "source":"each", "target":"out", "data":{"channel":"flow"}} ],
+    "viewport" : {"zoom":1.250} }
+
+"""
+"""A graph as no program would write it: odd spacing and numbers, fields and a node type that nothing here knows."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without tokens, for scenarios that each have graphs of their own."""
+    with serving(tmp_path_factory.mktemp("editor")) as server:
+        yield server
+
+
+def api(server: Server, method: str, path: str, body: Any = None, token: str = "") -> Any:
+    """Request the API directly, for what the editor is compared with."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    with urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers, method=method)) as response:
+        return json.load(response)
+
+
+def card(page: Page, name: str) -> Locator:
+    return page.locator(f'.react-flow__node[data-id="{name}"]')
+
+
+def handle(page: Page, node: str, name: str, side: Literal["source", "target"]) -> Locator:
+    return card(page, node).locator(f'.react-flow__handle.{side}[data-handleid="{name}"]')
+
+
+def state(page: Page) -> Locator:
+    """What the top bar says of the version."""
+    return page.locator(".editor > header").get_by_role("status")
+
+
+async def new_graph(page: Page, server: Server, name: str) -> None:
+    await page.goto(f"{server.url}/#/graphs")
+    await page.get_by_role("button", name="New graph").click()
+    await page.get_by_label("Name", exact=True).fill(name)
+    await page.get_by_role("button", name="Create").click()
+    await expect(state(page)).to_contain_text("not saved yet")
+
+
+async def add(page: Page, title: str) -> None:
+    await page.get_by_role("region", name="Node types").get_by_role("button", name=title, exact=True).click()
+
+
+async def save(page: Page, note: str = "") -> None:
+    await page.get_by_role("button", name="Save", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Note (optional)").fill(note)
+    await dialog.get_by_role("button", name="Save", exact=True).click()
+    await expect(state(page)).not_to_contain_text("unsaved")
+
+
+def run_state(page: Page) -> Locator:
+    return page.get_by_role("region", name="Run", exact=True).get_by_role("status")
+
+
+async def sign_in(page: Page, server: Server, token: str) -> None:
+    await page.goto(server.url)
+    await page.get_by_label("Token").fill(token)
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+
+
+async def exported(page: Page) -> str:
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Export").click()
+    path = await (await download.value).path()
+    return await asyncio.to_thread(path.read_text, "utf-8")
+
+
+async def import_text(page: Page, text: str) -> None:
+    file: Any = {"name": "graph.json", "mimeType": "application/json", "buffer": text.encode()}
+    await page.locator('input[type="file"]').set_input_files(file)
+
+
+@pytest.mark.requirement("K-19")
+async def test_a_graph_is_built_by_mouse_fails_and_is_mended(server: Server) -> None:
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
+        page = opened.page
+        await new_graph(page, server, "Mouse made")
+        await expect(page.get_by_text("An empty graph")).to_be_visible()
+        await add(page, "Input")
+        await add(page, "Prompt template")
+        await page.get_by_role("textbox", name="Template").fill("Hello {{ who }}")
+        await expect(handle(page, "prompt-template", "who", "target")).to_be_visible()
+        await add(page, "Output")  # connected to the selected template by itself
+        await expect(page.get_by_text("to mend")).to_have_count(0)
+        await save(page, "first")
+        await page.get_by_role("button", name="▷ Run").click()
+        await page.get_by_label("Input", exact=True).fill("Ann")
+        await page.get_by_role("button", name="Start", exact=True).click()
+        await expect(run_state(page)).to_contain_text("failed")
+        await expect(card(page, "prompt-template")).to_contain_text("failed")
+        await card(page, "prompt-template").click(position={"x": 60, "y": 15})
+        await expect(
+            page.get_by_role("region", name="Settings of prompt-template").get_by_role("status")
+        ).to_contain_text("who")
+
+        source = handle(page, "input", "output", "source")
+        await source.hover()
+        await page.mouse.down()
+        await page.mouse.move(500, 500, steps=3)
+        outputs = card(page, "prompt-template").locator(".outputs li")
+        await expect(outputs).to_have_class("off")  # an output does not fit an output
+        await handle(page, "prompt-template", "who", "target").hover()
+        await page.mouse.up()
+        await expect(page.locator(".react-flow__edge.flow")).to_have_count(2)
+        await page.get_by_role("button", name="Save and start").click()
+        await expect(run_state(page)).to_contain_text("completed")
+        await expect(card(page, "output")).to_contain_text("completed")
+
+        saved = api(server, "GET", "/api/graphs/mouse-made")
+        assert (saved["version"], saved["valid"], saved["saved_by"]) == (2, True, "local")
+        assert {edge["data"]["channel"] for edge in saved["document"]["edges"]} == {"flow"}
+        runs = api(server, "GET", "/api/runs?graph_id=mouse-made")["runs"]
+        assert api(server, "GET", f"/api/runs/{runs[0]['id']}")["output"] == "Hello Ann"
+
+
+async def tab_to(page: Page, wanted: Locator) -> None:
+    """Press Tab until that element has the focus."""
+    for _ in range(150):
+        if await wanted.evaluate("one => one === document.activeElement"):
+            return
+        await page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not lead to {wanted}")
+
+
+async def test_a_graph_is_built_by_keyboard_alone(server: Server) -> None:
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
+        page, press, write = opened.page, opened.page.keyboard.press, opened.page.keyboard.type
+        await page.goto(server.url)
+        await expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+        await press("g")
+        await press("e")
+        await tab_to(page, page.get_by_role("button", name="New graph"))
+        await press("Enter")
+        await write("Keys made")
+        await press("Enter")
+        await expect(state(page)).to_contain_text("not saved yet")
+        await press("a")
+        await write("input")
+        await press("Enter")
+        await write("prompt template")
+        await press("Enter")
+        await press("Escape")
+        await press("Enter")  # to the settings of the node
+        await tab_to(page, page.get_by_role("textbox", name="Template"))
+        await write("Hello {{ who }}")
+        await press("Escape")
+        await press("a")
+        await write("output")
+        await press("Enter")
+        await press("Control+s")
+        await write("by keys")
+        await press("Enter")
+        await expect(state(page)).to_contain_text("version 1")
+
+        await tab_to(page, page.get_by_role("button", name="▷ Run"))
+        await press("Enter")
+        await tab_to(page, page.get_by_label("Input", exact=True))
+        await write("Bob")
+        await tab_to(page, page.get_by_role("button", name="Start", exact=True))
+        await press("Enter")
+        await expect(run_state(page)).to_contain_text("failed")
+
+        await tab_to(page, card(page, "prompt-template"))
+        await press("Enter")
+        await tab_to(page, page.get_by_label("Connect who from"))
+        await press("ArrowDown")
+        await expect(page.get_by_role("button", name="Disconnect who from input")).to_be_visible()
+        await press("Control+z")
+        await expect(page.get_by_label("Connect who from")).to_be_visible()
+        await press("Control+Shift+z")
+        await expect(page.get_by_role("button", name="Disconnect who from input")).to_be_visible()
+        await tab_to(page, page.get_by_role("button", name="Save and start"))
+        await press("Enter")
+        await expect(run_state(page)).to_contain_text("completed")
+        runs = api(server, "GET", "/api/runs?graph_id=keys-made")["runs"]
+        assert api(server, "GET", f"/api/runs/{runs[0]['id']}")["output"] == "Hello Bob"
+
+
+async def test_a_version_saved_elsewhere_is_shown_and_never_overwritten(tmp_path: Path) -> None:
+    first = {"nodes": [{"id": "t", "type": "text", "data": {"text": "one"}}], "edges": []}
+    with serving(tmp_path, f"ann:user:{ANN}\nroot:admin:{ROOT}") as server:
+        api(server, "PUT", "/api/graphs/shared", {"document": first}, ANN)
+        expected = (UNAUTHORIZED, CONFLICT)
+        async with (
+            browsing() as browser,
+            tab(browser, expected=expected) as ann,
+            tab(browser, expected=expected) as root,
+        ):
+            for opened, token in ((ann, ANN), (root, ROOT)):
+                await sign_in(opened.page, server, token)
+                await opened.page.goto(f"{server.url}/#/graphs/shared")
+                await card(opened.page, "t").click()
+                await expect(opened.page.get_by_label("Text", exact=True)).to_have_value("one")
+            await root.page.get_by_label("Text", exact=True).fill("of root")
+            await save(root.page, "better words")
+            await ann.page.get_by_label("Text", exact=True).fill("of ann")
+            await ann.page.get_by_text("root saved version 2").wait_for()
+            await ann.page.get_by_role("button", name="Save", exact=True).click()
+            dialog = ann.page.get_by_role("dialog")
+            await expect(dialog).to_contain_text("better words")
+            await expect(dialog.locator("del")).to_have_text("one")
+            await expect(dialog.locator("ins")).to_have_text("of root")
+            await ann.check_accessibility()
+            await dialog.get_by_role("button", name="Keep mine").click()
+            await expect(ann.page.get_by_label("Text", exact=True)).to_have_value("of ann")
+            await save(ann.page)
+            texts = [api(server, "GET", f"/api/graphs/shared?version={n}", token=ANN) for n in (1, 2, 3)]
+            assert [one["document"]["nodes"][0]["data"]["text"] for one in texts] == ["one", "of root", "of ann"]
+            assert [one["saved_by"] for one in texts] == ["ann", "root", "ann"]
+            await ann.page.get_by_role("button", name="Versions").click()
+            await expect(ann.page.get_by_role("dialog").get_by_role("row")).to_have_count(4)
+
+
+@pytest.mark.requirement("K-19")
+async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
+        page = opened.page
+        await new_graph(page, server, "Odd")
+        await import_text(page, "{]")
+        await expect(page.get_by_role("alert")).to_contain_text("line 1, column 2")
+        await import_text(page, ODD)
+        await expect(card(page, "strange")).to_contain_text("? of-another-server")
+        assert await exported(page) == ODD
+        problems = page.get_by_role("region", name="Problems")
+        await expect(problems).to_contain_text("no executor is registered")
+        await card(page, "strange").click()
+        await expect(page.get_by_text("The node is kept as it is")).to_be_visible()
+
+        await card(page, "each").dblclick()
+        await expect(page.get_by_role("navigation", name="Where this graph is")).to_contain_text("each")
+        await card(page, "say").click()
+        await page.get_by_label("Text", exact=True).fill("hello")
+        changed = ODD.replace('"text":"hi"', '"text":"hello"')
+        assert await exported(page) == changed
+        await save(page)
+        assert api(server, "GET", "/api/graphs/odd")["document"] == json.loads(changed)
+
+        await page.get_by_role("button", name="Odd", exact=True).click()
+        await card(page, "out").hover()
+        await page.mouse.down()
+        await page.mouse.move(600, 600, steps=4)
+        async with page.expect_response(lambda answer: answer.url.endswith("/layout")) as stored:
+            await page.mouse.up()
+        assert (await stored.value).status == 200
+        await expect(state(page)).to_have_text("version 1")  # a moved node is no change of the graph
+        assert list(api(server, "GET", "/api/graphs/odd/layout")["positions"]) == ["out"]
+        assert await exported(page) == changed
+
+
+async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        async with browsing() as browser, tab(browser, expected=AWAY) as opened:
+            page = opened.page
+            await page.goto(f"{server.url}/#/graphs/publish")
+            await add(page, "Text")
+            server.kill()
+            await page.get_by_label("Text", exact=True).fill("written while the server was away")
+            await page.get_by_role("button", name="Save", exact=True).click()
+            await page.get_by_role("dialog").get_by_role("button", name="Save", exact=True).click()
+            await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("does not answer")
+            other = await page.context.new_page()
+            await page.close(run_before_unload=False)
+            server.start()
+            await other.goto(f"{server.url}/#/graphs")
+            await expect(other.get_by_text("unsaved changes here")).to_be_visible()
+            await other.goto(f"{server.url}/#/graphs/publish")
+            await expect(other.get_by_text("are back")).to_be_visible()
+            await card(other, "text").click()
+            await expect(other.get_by_label("Text", exact=True)).to_have_value("written while the server was away")
+            await save(other)
+            assert api(server, "GET", "/api/graphs/publish")["version"] == 2
+            await other.reload()
+            await expect(state(other)).to_have_text("version 2")
+
+
+async def test_parts_are_copied_pasted_removed_and_brought_back(server: Server) -> None:
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
+        page = opened.page
+        await new_graph(page, server, "Pieces")
+        await add(page, "Agent")
+        await add(page, "Tool")  # a part of the selected agent: linked, not in the flow
+        await expect(page.locator(".react-flow__edge.link")).to_have_count(1)
+        await card(page, "tool").focus()
+        await page.keyboard.press("Control+a")
+        await page.keyboard.press("Control+c")
+        await page.keyboard.press("Control+v")
+        await expect(card(page, "agent-2")).to_be_visible()
+        await expect(page.locator(".react-flow__edge.link")).to_have_count(2)
+        await page.keyboard.press("Delete")
+        await expect(card(page, "agent-2")).to_have_count(0)
+        await page.keyboard.press("Control+z")
+        await expect(card(page, "tool-2")).to_be_visible()
+        await card(page, "agent").click(position={"x": 60, "y": 15})
+        settings = page.get_by_role("region", name="Settings of agent", exact=True)
+        await settings.locator("input").nth(1).fill("none-such")
+        await expect(settings).to_contain_text("there is no model 'none-such'")
+        await settings.get_by_text("Errors, timeout and budget").click()
+        await expect(settings.get_by_text("Budget").last).to_be_visible()
+
+
+async def check_editor(opened: Tab, server: Server) -> None:
+    page = opened.page
+    await page.goto(f"{server.url}/#/graphs")
+    await expect(page.get_by_role("link", name="A chat with one agent")).to_be_visible()
+    await opened.check_accessibility()
+    await page.goto(f"{server.url}/#/graphs/pipeline")
+    await card(page, "researcher").click()
+    await opened.check_accessibility()
+    await page.get_by_role("textbox", name="Instructions").fill("")
+    await add(page, "Condition")
+    await expect(page.get_by_role("region", name="Problems")).to_be_visible()
+    await opened.check_accessibility()
+    await page.get_by_role("button", name="Versions").click()
+    await opened.check_accessibility()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_the_editor_is_accessible(server: Server, theme: Literal["light", "dark"]) -> None:
+    async with browsing() as browser, tab(browser, theme=theme) as opened:
+        await check_editor(opened, server)
+
+
+async def test_a_graph_of_300_nodes_is_edited(server: Server) -> None:
+    names = [f"n{at}" for at in range(300)]
+    document = {
+        "nodes": [{"id": name, "type": "text", "data": {"text": name}} for name in names],
+        "edges": [
+            {"id": f"e{at}", "source": names[at - 1], "target": names[at], "data": {"channel": "flow"}}
+            for at in range(1, 300)
+        ],
+    }
+    api(server, "PUT", "/api/graphs/large", {"document": document})
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        await page.goto(f"{server.url}/#/graphs/large")
+        await page.get_by_role("region", name="Nodes", exact=True).get_by_role("button", name="n299 Text").click()
+        await page.get_by_label("Text", exact=True).fill("the last one")
+        await save(page)
+        assert api(server, "GET", "/api/graphs/large")["document"]["nodes"][299]["data"]["text"] == "the last one"
+
+
+async def test_a_graph_that_may_not_be_changed_is_shown_and_copied(tmp_path: Path) -> None:
+    document = {"nodes": [{"id": "t", "type": "text", "data": {"text": "one"}}], "edges": []}
+    with serving(tmp_path, f"ann:user:{ANN}\nroot:admin:{ROOT}") as server:
+        api(server, "PUT", "/api/graphs/roots", {"document": document}, ROOT)
+        async with browsing() as browser, tab(browser, expected=(UNAUTHORIZED,)) as opened:
+            page = opened.page
+            await sign_in(page, server, ANN)
+            await page.goto(f"{server.url}/#/graphs/roots")
+            await expect(page.get_by_text("This graph belongs to root")).to_be_visible()
+            await expect(page.get_by_role("region", name="Node types")).to_have_count(0)
+            await card(page, "t").click()
+            await expect(page.get_by_label("Text", exact=True)).to_be_disabled()
+            await page.get_by_role("button", name="Save a copy").click()
+            await page.get_by_role("button", name="Save the copy").click()
+            await page.wait_for_url("**/roots-copy")
+            assert api(server, "GET", "/api/graphs/roots-copy", token=ANN)["owner"] == "ann"
