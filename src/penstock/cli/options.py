@@ -65,6 +65,32 @@ Unpriced = Annotated[
 ]
 
 
+class UnknownCosts(StrEnum):
+    """How requests whose worst case is unknown are handled."""
+
+    COUNT = "count"
+    REFUSE = "refuse"
+
+
+UnknownCostOption = Annotated[
+    UnknownCosts,
+    typer.Option(
+        "--unknown-cost",
+        help="Requests whose worst case is unknown, such as images, the provider's own tools and stored turns: "
+        "count what they cost, or refuse them.",
+    ),
+]
+Upstreams = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--upstream",
+        metavar="NAME=[WIRE+]URL",
+        help="Another provider, under /NAME; its key is in NAME_API_KEY. Wires: openai (default), anthropic, gemini. "
+        "Repeatable.",
+    ),
+]
+
+
 class Approve(StrEnum):
     """The answer given to every approval question of a run."""
 

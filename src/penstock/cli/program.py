@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.exits import Refused
-from penstock.cli.options import Prices, Unpriced, dollars, numeric
+from penstock.cli.options import Prices, UnknownCostOption, UnknownCosts, Unpriced, Upstreams, dollars, numeric
 from penstock.cli.values import number, whole_number
 
 CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
@@ -21,32 +21,6 @@ class OnHalt(StrEnum):
 
     REFUSE = "refuse"
     STOP = "stop"
-
-
-class UnknownCosts(StrEnum):
-    """How requests whose worst case is unknown are handled."""
-
-    COUNT = "count"
-    REFUSE = "refuse"
-
-
-UnknownCostOption = Annotated[
-    UnknownCosts,
-    typer.Option(
-        "--unknown-cost",
-        help="Requests whose worst case is unknown, such as images, the provider's own tools and stored turns: "
-        "count what they cost, or refuse them.",
-    ),
-]
-Upstreams = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--upstream",
-        metavar="NAME=[WIRE+]URL",
-        help="Another provider, under /NAME; its key is in NAME_API_KEY. Wires: openai (default), anthropic, gemini. "
-        "Repeatable.",
-    ),
-]
 
 
 def exec_program(

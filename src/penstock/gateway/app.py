@@ -17,6 +17,8 @@ from penstock.gateway.grants import Keyring
 from penstock.gateway.upstreams import Connections, Upstream
 from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
 
+HEALTH = "/health"
+
 
 class Gateway:
     """Passes requests of any client on to the upstreams, as contained calls."""
@@ -37,10 +39,15 @@ class Gateway:
         """Answer one request; nothing but HTTP is offered."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["type"] == "http":
+        elif scope["type"] == "lifespan":
+            await _follow_lifespan(receive, send)
+        else:
             await self._answer(Client(scope, receive, send), scope["path"])
 
     async def _answer(self, client: Client, path: str) -> None:
+        if path == HEALTH:
+            await client.answer(200, [(b"content-type", b"text/plain"), (b"content-length", b"3")], b"ok\n")
+            return
         name, _, rest = path.lstrip("/").partition("/")
         upstream = self._upstreams.get(name)
         wire = OPENAI if upstream is None else upstream.wire
@@ -97,3 +104,10 @@ async def _unless_gone(client: Client, work: Coroutine[Any, Any, None]) -> None:
             task.cancel()
         # Both have ended when this returns: the exchange is settled by then.
         await asyncio.wait((working, watching))
+
+
+async def _follow_lifespan(receive: Receive, send: Send) -> None:
+    """Confirm the start and the end of the server: there is nothing to do at either."""
+    while (message := await receive())["type"] != "lifespan.shutdown":
+        await send({"type": f"{message['type']}.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

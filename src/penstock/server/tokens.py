@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
@@ -113,10 +116,13 @@ def create_token(
     expires: str | None = None,
     note: str = "",
     kind: TokenKind = "user",
+    limits: Mapping[str, Any] | None = None,
+    models: Sequence[str] | None = None,
 ) -> tuple[TokenRecord, str]:
     """Create a token and its secret, which is not part of the record; InvalidValue says what is wrong.
 
-    `expires` is a day or a time, as `until=` of a token in the environment.
+    `expires` is a day or a time, as `until=` of a token in the environment; `limits` and `models` are those of a
+    gateway key.
     """
     if not NAME.fullmatch(name):
         raise InvalidValue("name", name, "1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first")
@@ -128,7 +134,7 @@ def create_token(
     checked_role: TokenRole = role
     expires_ms = None if expires is None else _expires_ms(expires, now_ms)
     record = TokenRecord(id, name, checked_role, salt, digest, now_ms, by, kind, expires_ms, note=note)
-    return record, secret
+    return replace(record, limits=limits, models=models), secret
 
 
 def _expires_ms(text: str, now_ms: int) -> int:

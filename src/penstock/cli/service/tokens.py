@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.exits import Exit, Refused
-from penstock.cli.options import Database
+from penstock.cli.options import Database, dollars
 from penstock.cli.render.screen import print_text, printable, write
 from penstock.cli.service.db import named_database, run_on_database
 
@@ -56,6 +56,16 @@ def create(
         str | None, typer.Option(metavar="TIME", help="Last day (2027-12-31) or time (2027-12-31T18:00:00Z); in UTC.")
     ] = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="What the token is for.")] = "",
+    gateway: Annotated[
+        bool,
+        typer.Option("--gateway", help="Create a key for `penstock gateway`, which calls models and nothing else."),
+    ] = False,
+    daily: Annotated[str | None, dollars("Daily budget of a gateway key.")] = None,
+    max_cost: Annotated[str | None, dollars("Budget of a gateway key for all of its time.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Models that a gateway key may call, such as gpt-*. Repeatable."),
+    ] = None,
     another: Annotated[bool, typer.Option("--another", help="Allow a further active token of the same name.")] = False,
     db: Database = None,
 ) -> int:
@@ -67,6 +77,7 @@ def create(
     Examples:
       penstock tokens create ann --role admin --db sqlite:///penstock.db
       penstock tokens create ci --expires 2027-12-31 --note "nightly build" --db sqlite:///penstock.db
+      penstock tokens create ann --gateway --daily 5 --model 'gpt-*' --db sqlite:///penstock.db
 
     \b
     Exit codes:
@@ -75,17 +86,31 @@ def create(
     from penstock.errors import InvalidValue
     from penstock.server.tokens import create_token
 
+    if not gateway and (daily is not None or max_cost is not None or model):
+        raise Refused("--daily, --max-cost and --model are for gateway keys; add --gateway")
+    given = {"daily_usd": daily, "max_cost_usd": max_cost}
+    limits = {limit: amount for limit, amount in given.items() if amount is not None} if gateway else None
     try:
-        record, secret = create_token(name, role, by=_person(), now_ms=_now_ms(), expires=expires, note=note)
+        record, secret = create_token(
+            *(name, role),
+            by=_person(),
+            now_ms=_now_ms(),
+            expires=expires,
+            note=note,
+            kind="gateway" if gateway else "user",
+            limits=limits,
+            models=model or None,
+        )
     except InvalidValue as invalid:
         raise Refused(str(invalid)) from None
 
     async def add(stores: Stores) -> TokenRecord:
-        return await stores.tokens.add(record, is_only=not another)
+        return await stores.tokens.add(record, is_only=not (another or gateway))
 
     added = _on(db, add)
     print_text(secret)
-    write(f"created token {added.id} of {printable(name)}, {role}; its secret is not shown again", sys.stderr)
+    what = "gateway key" if gateway else "token"
+    write(f"created {what} {added.id} of {printable(name)}, {role}; its secret is not shown again", sys.stderr)
     return Exit.OK
 
 

@@ -1,0 +1,107 @@
+"""Implementation of `penstock gateway`: open the database, serve until interrupted, settle what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from penstock.cli.exits import Refused
+from penstock.cli.wrap.child import harden_process
+from penstock.errors import InvalidValue
+from penstock.gateway.app import Gateway
+from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
+from penstock.gateway.upstreams import Connections, Upstream, parse_upstream, upstreams_in
+from penstock.runtime.billing.prices import PriceBook
+from penstock.server.serve import CannotListen, configured, listen
+from penstock.server.settings import ServerSettings
+from penstock.storage import open_stores
+from penstock.tracing.redaction import redact
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayArguments:
+    """The parsed command line of `penstock gateway`."""
+
+    host: str
+    port: int
+    db: str
+    settings: GatewaySettings
+    prices: PriceBook
+    upstreams: tuple[str, ...] = ()
+
+
+async def serve_gateway(arguments: GatewayArguments, announce: Callable[[str], None]) -> None:
+    """Serve until interrupted."""
+    upstreams = _upstreams(arguments.upstreams)
+    harden_process()
+    try:
+        listener = listen(ServerSettings(host=arguments.host, port=arguments.port))
+    except CannotListen as error:
+        raise Refused(f"{error}; use --port to choose another port, or 0 for any free one") from None
+    except InvalidValue as invalid:
+        raise Refused(str(invalid)) from None
+    try:
+        async with await open_stores(arguments.db) as stores:
+            await arguments.prices.aload()
+            connections = Connections()
+            keys = StoredKeys(stores.tokens, stores.ledger, arguments.prices, arguments.settings)
+            server = _Server(configured(Gateway(upstreams, keys, connections)))
+            announce(_greeting(arguments, listener.getsockname()[1], upstreams))
+            try:
+                with server.stopped_by_signals():
+                    await server.serve([listener])
+            finally:
+                await keys.aclose()
+                await connections.aclose()
+    finally:
+        listener.close()
+
+
+def _upstreams(named: tuple[str, ...]) -> dict[str, Upstream]:
+    try:
+        given = [parse_upstream(text, os.environ) for text in named]
+        return upstreams_in(os.environ) | {upstream.name: upstream for upstream in given}
+    except InvalidValue as invalid:
+        raise Refused(str(invalid)) from None
+
+
+def _greeting(arguments: GatewayArguments, port: int, upstreams: dict[str, Upstream]) -> str:
+    name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    rows = [
+        f"  /{upstream.name:<12} {redact(upstream.url)}{'' if upstream.key else '  (no key)'}"
+        for upstream in upstreams.values()
+    ]
+    address = f"http://{name}:{port}"
+    create = f"penstock tokens create NAME --gateway --db {redact(arguments.db)}"
+    return "\n".join((f"Penstock gateway is listening on {address}", *rows, f"  keys          {create}"))
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that ends in order at a signal, and does not raise it again."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Do nothing: `stopped_by_signals` has the signals."""
+        yield
+
+    @contextmanager
+    def stopped_by_signals(self) -> Generator[None, None, None]:
+        """Stop at SIGINT and SIGTERM inside the block."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True

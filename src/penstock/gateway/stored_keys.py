@@ -1,0 +1,224 @@
+"""The keys of a database: whose they are, what they may spend, and the runs that pay for their requests.
+
+A key is a token of the kind `gateway`. Its requests belong to a run: the one that the header `X-Penstock-Run` names, or
+one for each key and day. The account of a run is below that of its key for the day, that below the day of the key's
+owner, and that below the day of all; all of them are in the ledger of the database, so that every process that serves
+the same database holds at the same budgets. A budget for the whole life of a key is what is left of it at the beginning
+of each day: the most that the key may spend on that day.
+
+A key that is revoked or expired is refused within `MAX_AGE_S`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.containment.ledger import LedgerStore
+from penstock.containment.limits import NO_LIMITS, Budget, Limits
+from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.gateway.grants import Grant, UnknownCost, wrong_key
+from penstock.gateway.wires import Denied
+from penstock.hosting.durability import ALL, OWNERS
+from penstock.hosting.tokens import TokenRecord, TokenStore, id_in
+from penstock.ids import AN_ID, ID
+from penstock.money import Usd, to_nanos
+from penstock.providers.http.exchange import Terms
+from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.context import ExecutionContext
+from penstock.runtime.durable.async_ledger import AsyncLedger
+from penstock.runtime.durable.shared import SharedBudget
+from penstock.runtime.run import RunSettings
+
+RUN_HEADER = "x-penstock-run"
+KEYS, GATEWAY_RUNS = "key:", "gateway:"
+"""Prefixes of account names: of a key (by id and day), and of a run of the gateway (by key and name)."""
+MAX_AGE_S = 0.5
+"""How long a key that was read is used before it is read again."""
+MAX_RUNS = 10_000
+"""Maximum number of runs that are kept open; the ones that were used longest ago are ended."""
+MAX_WAIT_S = 30.0
+"""How long a request waits for what other requests hold: well below the timeouts of clients."""
+MAX_KEPT_CALLS = 1_000
+FLOOR = 16
+_NANOS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What applies to all keys."""
+
+    daily_usd: Usd | None = None
+    """Daily budget of all keys together."""
+    owner_daily_usd: Usd | None = None
+    """Daily budget of each owner, over all of their keys and runs."""
+    max_output_tokens: int = 4_096
+    unknown_cost: UnknownCost = "count"
+
+
+class StoredKeys:
+    """The keyring of a database."""
+
+    def __init__(
+        self,
+        tokens: TokenStore,
+        ledger: LedgerStore,
+        prices: PriceBook,
+        settings: GatewaySettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._tokens = tokens
+        self._store = ledger
+        self._ledger = AsyncLedger(ledger)
+        self._prices = prices
+        self._settings = settings or GatewaySettings()
+        self._clock = clock
+        self._mark = secrets.token_hex(6)
+        """Tells the calls of this process from those of others."""
+        self._known: OrderedDict[str, tuple[int, TokenRecord | None]] = OrderedDict()
+        self._runs: OrderedDict[str, tuple[ExecutionContext, SharedBudget]] = OrderedDict()
+
+    async def grant(self, key: str, headers: Mapping[str, str]) -> Grant:
+        """Return what the key buys; raise Denied if it is unknown, revoked or expired."""
+        record = await self._authenticate(key.encode("utf-8", "surrogateescape"))
+        name = headers.get(RUN_HEADER) or "day"
+        if not ID.fullmatch(name):
+            raise Denied(400, f"X-Penstock-Run must be an id: {AN_ID}", code="invalid_run")
+        settings = self._settings
+        run = await self._run(record, name, self._today())
+        terms = Terms(run, settings.max_output_tokens, FLOOR)
+        return Grant(terms, tuple(record.models or ()), settings.unknown_cost)
+
+    async def _authenticate(self, secret: bytes) -> TokenRecord:
+        id = id_in(secret)
+        record = None if id is None else await self._read(id)
+        if record is None or not record.matches(secret):
+            raise Denied(401, wrong_key(secret.decode("utf-8", "replace")), code="invalid_api_key")
+        if record.kind != "gateway":
+            message = "this token is no key of the gateway; create one with: penstock tokens create NAME --gateway"
+            raise Denied(401, message, code="invalid_api_key")
+        now_ms = self._clock.time_ns() // _NANOS_PER_MS
+        if not record.is_active(now_ms):
+            state = "expired" if record.revoked_ms is None else "was revoked"
+            raise Denied(
+                401, f"this key {state}; ask the operator of the gateway for a new one", code="invalid_api_key"
+            )
+        if record.is_use_due(now_ms):
+            self._known.pop(record.id, None)
+            await self._tokens.use(record.id, now_ms=now_ms)
+        return record
+
+    async def _read(self, id: str) -> TokenRecord | None:
+        now_ns = self._clock.monotonic_ns()
+        known = self._known.get(id)
+        if known is not None and now_ns - known[0] <= MAX_AGE_S * 1_000_000_000:
+            return known[1]
+        record = await self._tokens.get(id)
+        self._known[id] = (now_ns, record)  # the time before reading: it may have changed while it was read
+        if len(self._known) > MAX_RUNS:
+            self._known.popitem(last=False)
+        return record
+
+    def _today(self) -> date:
+        return datetime.fromtimestamp(self._clock.time_ns() / 1_000_000_000, UTC).date()
+
+    async def _run(self, key: TokenRecord, name: str, day: date) -> ExecutionContext:
+        """Return the run that pays, opened at its first request of the day."""
+        account = f"{GATEWAY_RUNS}{key.id}:{name}:{day}"
+        found = self._runs.get(account)
+        if found is None:
+            await self._open_accounts(account, key, day)
+            found = self._runs.get(account)  # another request may have opened it meanwhile
+        if found is None:
+            found = self._runs[account] = self._new_run(account, key)
+            await self._end_oldest()
+        self._runs.move_to_end(account)
+        return found[0]
+
+    def _new_run(self, account: str, key: TokenRecord) -> tuple[ExecutionContext, SharedBudget]:
+        prefix = f"{account}/{self._mark}-{secrets.token_hex(4)}"
+        shared = SharedBudget(self._store, account, prefix=prefix, owner=key.name)
+        settings = RunSettings(max_wait_s=MAX_WAIT_S, max_kept_calls=MAX_KEPT_CALLS)
+        run = ExecutionContext(
+            name=account, prices=self._prices, settings=settings, shared_budget=shared, clock=self._clock
+        )
+        return run, shared
+
+    async def _open_accounts(self, account: str, key: TokenRecord, day: date) -> None:
+        parent: str | None = None
+        for name, limits in (
+            (f"{ALL}{day}", _money(self._settings.daily_usd)),
+            (f"{OWNERS}{key.name}:{day}", _money(self._settings.owner_daily_usd)),
+            (f"{KEYS}{key.id}:{day}", await self._limits_of(key, day)),
+            (account, NO_LIMITS),
+        ):
+            if limits != NO_LIMITS or name.startswith((KEYS, GATEWAY_RUNS)) or await self._is_open(name):
+                await self._open(name, limits, parent)
+                parent = name
+
+    async def _is_open(self, name: str) -> bool:
+        """Whether a server on this database has opened a daily account: its budget applies here too."""
+        try:
+            await self._ledger.balance(name)
+        except KeyError:  # without a budget there is no account: all keys would contend for it
+            return False
+        return True
+
+    async def _open(self, name: str, limits: Limits, parent: str | None) -> None:
+        try:
+            await self._ledger.open_account(name, limits, parent=parent)
+        except LedgerUnavailable:
+            raise
+        except LedgerError:  # it is there with other limits, or without a parent yet
+            if limits != NO_LIMITS:
+                await self._ledger.grant(name, limits)
+            if parent is not None:
+                await self._ledger.put_under(name, parent)
+
+    async def _limits_of(self, key: TokenRecord, day: date) -> Limits:
+        """Return what the key may spend on this day: its daily budget, or what is left of its whole budget if less."""
+        limits = key.limits or {}
+        daily, total = limits.get("daily_usd"), limits.get("max_cost_usd")
+        if total is None:
+            return _money(daily)
+        left_nanos = max(0, to_nanos(total, "max_cost_usd") - await self._committed_before(key, day))
+        nanos = left_nanos if daily is None else min(left_nanos, to_nanos(daily, "daily_usd"))
+        return replace(NO_LIMITS, cost_nanos=nanos)
+
+    async def _committed_before(self, key: TokenRecord, day: date) -> int:
+        """Return what the key has spent and holds on the days before."""
+        total = 0
+        past = datetime.fromtimestamp(key.created_ms / 1_000, UTC).date()
+        while past < day:
+            try:
+                balance = await self._ledger.balance(f"{KEYS}{key.id}:{past}")
+                total += balance.spent_nanos + balance.held_nanos + balance.unresolved_nanos
+            except KeyError:
+                pass
+            past += timedelta(days=1)
+        return total
+
+    async def _end_oldest(self) -> None:
+        while len(self._runs) > MAX_RUNS:
+            _, (run, shared) = self._runs.popitem(last=False)
+            await _end(run, shared)
+
+    async def aclose(self) -> None:
+        """End all runs, and settle what is not settled yet."""
+        while self._runs:
+            _, (run, shared) = self._runs.popitem()
+            await _end(run, shared)
+
+
+async def _end(run: ExecutionContext, shared: SharedBudget) -> None:
+    run.end()
+    shared.close()
+    await shared.aflush()
+
+
+def _money(usd: Usd | None) -> Limits:
+    return NO_LIMITS if usd is None else Budget(max_cost_dollars=usd).limits()

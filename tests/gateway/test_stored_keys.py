@@ -1,0 +1,192 @@
+"""Keys of a database: their owners, budgets, models and runs, over several gateways on one database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from penstock.gateway.app import Gateway
+from penstock.gateway.loopback import serving
+from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
+from penstock.gateway.upstreams import Connections, upstreams_in
+from penstock.hosting.durability import day_of
+from penstock.server.tokens import create_token
+from penstock.storage import Stores, open_stores
+from penstock.testing.clock import ManualClock
+from penstock.testing.provider import FakeProviderServer, Say
+from tests.forked import Program
+from tests.gateway.conftest import environment
+
+CHAT: dict[str, Any] = {"model": "fake-1", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 50}
+DAY_S = 86_400
+
+
+@dataclass
+class Team:
+    """A gateway on a database, and a client without a key."""
+
+    stores: Stores
+    url: str
+    client: httpx2.AsyncClient
+    clock: ManualClock
+
+    async def key(self, name: str = "ann", **options: Any) -> str:
+        now_ms = self.clock.time_ns() // 1_000_000
+        record, secret = create_token(name, "user", by="test", now_ms=now_ms, **{"kind": "gateway", **options})
+        await self.stores.tokens.add(record)
+        return secret
+
+    async def post(self, key: str, body: Any = None, **headers: str) -> httpx2.Response:
+        sent = {"authorization": f"Bearer {key}", **headers}
+        url = f"{self.url}/openai/v1/chat/completions"
+        return await self.client.post(url, json={**CHAT, **(body or {})}, headers=sent)
+
+
+@asynccontextmanager
+async def team(
+    provider: FakeProviderServer, stores: Stores, clock: ManualClock | None = None, **settings: Any
+) -> AsyncIterator[Team]:
+    clock = clock or ManualClock()
+    connections = Connections()
+    keys = StoredKeys(stores.tokens, stores.ledger, provider.provider.prices, GatewaySettings(**settings), clock)
+    app = Gateway(upstreams_in(environment(provider)), keys, connections)
+    async with serving(app) as url, httpx2.AsyncClient(timeout=60) as client:
+        yield Team(stores, url, client, clock)
+    await keys.aclose()
+    await connections.aclose()
+
+
+@pytest.mark.requirement("X-12")
+async def test_key_spends_its_daily_budget_and_no_more_until_the_next_day(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(limits={"daily_usd": "0.002"})
+        statuses = [(await gateway.post(key)).status_code for _ in range(5)]
+        assert statuses == [200, 200, 402, 402, 402]
+        gateway.clock.advance(DAY_S)
+        assert (await gateway.post(key)).status_code == 200
+
+
+async def test_whole_budget_of_a_key_spans_days(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(limits={"max_cost_usd": "0.002"})
+        assert [(await gateway.post(key)).status_code for _ in range(3)] == [200, 200, 402]
+        gateway.clock.advance(DAY_S)
+        refused = await gateway.post(key)
+        assert refused.status_code == 402
+        assert len(provider.requests) == 2
+
+
+async def test_owners_share_a_daily_budget_over_their_keys(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores, owner_daily_usd="0.002") as gateway:
+        ann, also_ann, bob = [await gateway.key(name) for name in ("ann", "ann", "bob")]
+        statuses = [(await gateway.post(key)).status_code for key in (ann, also_ann, ann, bob)]
+        assert statuses == [200, 200, 402, 200]
+
+
+@pytest.mark.parametrize("opens_twice", [True, False])
+async def test_two_gateways_on_one_database_hold_at_one_budget(
+    provider: FakeProviderServer, tmp_path: Path, opens_twice: bool
+) -> None:
+    url = f"sqlite:///{tmp_path}/keys.db"
+    async with await open_stores(url) as stores, await open_stores(url) as others:
+        second = others if opens_twice else stores
+        async with team(provider, stores) as one, team(provider, second) as other:
+            key = await one.key(limits={"daily_usd": "0.01"})
+            answers = await asyncio.gather(*(gateway.post(key) for gateway in (one, other) for _ in range(15)))
+        statuses = [answer.status_code for answer in answers]
+    assert set(statuses) <= {200, 402, 429}
+    assert statuses.count(200) >= 8
+    assert provider.invoice.total_usd <= 0.01
+
+
+async def test_revoked_expired_and_unknown_keys_are_refused(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key, user = await gateway.key(), await gateway.key(kind="user")
+        expiring = await gateway.key(expires="2999-01-01")
+        assert (await gateway.post(key)).status_code == 200
+        (record,) = [token for token in await stores.tokens.list() if key.startswith(f"pen_{token.id}_")]
+        await stores.tokens.revoke(record.id, by="test", now_ms=0)
+        gateway.clock.advance(1)
+        messages = [_message(await gateway.post(wrong)) for wrong in (key, user, key[:-1] + "_", "sk-x")]
+        assert "was revoked" in messages[0]
+        assert "no key of the gateway" in messages[1]
+        assert messages[2] == messages[3] == "this is no key of the gateway: provider keys stay with it, and its " \
+            "clients send a key of the gateway"  # fmt: skip
+        gateway.clock.advance(1_000 * 366 * DAY_S)
+        assert "expired" in _message(await gateway.post(expiring))
+
+
+async def test_key_calls_its_models_only(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(models=["fake-*"])
+        assert (await gateway.post(key)).status_code == 200
+        assert (await gateway.post(key, {"model": "gpt-9"})).status_code == 403
+
+
+async def test_requests_are_grouped_into_the_named_run(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key()
+        for _ in range(2):
+            assert (await gateway.post(key, **{"x-penstock-run": "nightly"})).status_code == 200
+        assert (await gateway.post(key)).status_code == 200
+        assert (await gateway.post(key, **{"x-penstock-run": "no/id"})).status_code == 400
+        (record,) = await stores.tokens.list()
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        assert stores.ledger.balance(f"gateway:{record.id}:nightly:{day}").api_calls == 2
+        assert stores.ledger.balance(f"gateway:{record.id}:day:{day}").api_calls == 1
+    assert not any("x-penstock-run" in request.headers for request in provider.requests)
+
+
+async def test_call_waits_for_what_another_gateway_holds(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/keys.db"
+    script = lambda request: Say(latency_s=0.3 if request.number == 1 else 0)  # noqa: E731
+    async with (
+        FakeProviderServer(script=script) as provider,
+        await open_stores(url) as stores,
+        await open_stores(url) as others,
+        team(provider, stores) as one,
+        team(provider, others) as other,
+    ):
+        key = await one.key(limits={"daily_usd": "0.02"})
+        first = asyncio.create_task(one.post(key, {"max_tokens": 1_000}))
+        await provider.until(lambda: provider.in_flight)
+        second = await other.post(key, {"max_tokens": 1_000})
+        assert ((await first).status_code, second.status_code) == (200, 200)
+
+
+def _message(answer: httpx2.Response) -> str:
+    assert answer.status_code == 401
+    return str(answer.json()["error"]["message"])
+
+
+@pytest.mark.usefixtures("forks")
+def test_command_serves_a_key_that_is_created_while_it_runs(provider: FakeProviderServer, tmp_path: Path) -> None:
+    db = f"sqlite:///{tmp_path}/team.db"
+    env = {**os.environ, **environment(provider)}
+    (tmp_path / "prices.py").write_text("from penstock import Price\nprices = {'fake-1': Price('3', '15')}\n")
+    options = ["--db", db, "--port", "0", "--prices", "prices:prices"]
+    with Program(["-m", "penstock.cli", "gateway", *options], env=env, cwd=tmp_path) as server:
+        url = server.stderr.readline().split()[-1]
+        command = ["-m", "penstock.cli", "tokens", "create", "ann", "--gateway", "--daily", "0.001", "--db", db]
+        with Program(command, env=env, cwd=tmp_path) as created:
+            key, _ = created.communicate()
+        headers = {"authorization": f"Bearer {key.strip()}"}
+        with httpx2.Client() as client:
+            assert client.get(f"{url}/health").text == "ok\n"
+            statuses = [
+                client.post(f"{url}/openai/v1/chat/completions", json=CHAT, headers=headers).status_code
+                for _ in range(3)
+            ]
+        server.send_signal(signal.SIGTERM)
+        _, err = server.communicate()
+    assert (server.wait(), statuses) == (0, [200, 402, 402])
+    assert "Traceback" not in err
