@@ -15,14 +15,15 @@ import pytest
 
 import penstock
 import penstock.testing
-from penstock import adapters, agents, events, executors, export, providers, stores, telemetry
+from penstock import adapters, agents, containment, events, executors, export, providers, stores, telemetry
 from penstock.tracing import lifecycle
 from tests.test_docs import read
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
-MODULES = (penstock, adapters, agents, events, executors, export, providers, stores, telemetry, penstock.testing)
+FACADES = (adapters, agents, containment, events, executors, export, providers, stores, telemetry)
+MODULES = (penstock, *FACADES, penstock.testing)
 PUBLIC = sorted({name for module in MODULES for name in module.__all__})
 
 

@@ -17,7 +17,6 @@ from penstock import (
     ChainMetadata,
     CircuitBreaker,
     Decision,
-    DivergenceDetector,
     ExecutionContext,
     Halted,
     InvalidValue,
@@ -31,6 +30,7 @@ from penstock import (
     contain,
     current_context,
 )
+from penstock.events import DivergenceDetector
 from penstock.stores import Ledger, MemoryLedgerStore
 from penstock.testing import Answer, FailAfterBilling, FakeProvider, ManualClock
 

@@ -21,9 +21,9 @@ from types import ModuleType
 import pytest
 
 import penstock
-from penstock import adapters, agents, events, executors, export, providers, stores, telemetry
+from penstock import adapters, agents, containment, events, executors, export, providers, stores, telemetry
 
-FACADES = (penstock, adapters, agents, events, executors, export, providers, stores, telemetry)
+FACADES = (penstock, adapters, agents, containment, events, executors, export, providers, stores, telemetry)
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 HOW_TO_UPDATE = "if this is meant, run: UPDATE_SNAPSHOTS=1 .venv/bin/pytest tests/test_public_api.py"
 

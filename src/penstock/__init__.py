@@ -7,7 +7,7 @@ penstock.agents      models, tools, formats and loops        penstock.stores    
 penstock.events      events of runs, and watching runs       penstock.providers   clients of model APIs
 penstock.export      runs as text, JSON, Mermaid and HTML    penstock.telemetry   runs as OpenTelemetry spans
 penstock.executors   node types for JSON graphs              penstock.testing     tools for tests
-penstock.adapters    tools of other frameworks
+penstock.adapters    tools of other frameworks               penstock.containment the names of a contained run
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from penstock.agents.react import ReActLoop as ReActLoop
     from penstock.agents.tools import ToolChain as ToolChain
     from penstock.agents.tools import tool as tool
-    from penstock.clock import Clock as Clock
     from penstock.containment.breaker import CircuitBreaker as CircuitBreaker
-    from penstock.containment.breaker import CircuitSnapshot as CircuitSnapshot
-    from penstock.containment.breaker import CircuitState as CircuitState
     from penstock.containment.breaker import PolicyContext as PolicyContext
     from penstock.containment.breaker import PolicyDecision as PolicyDecision
     from penstock.containment.limits import Budget as Budget
@@ -72,11 +69,9 @@ if TYPE_CHECKING:
     from penstock.flow.node import Node as Node
     from penstock.flow.session import Session as Session
     from penstock.flow.step import Step as Step
-    from penstock.flow.step import StepEvent as StepEvent
     from penstock.flow.trace import ExecutionTrace as ExecutionTrace
     from penstock.flow.trace import StepTrace as StepTrace
     from penstock.front_door import contain as contain
-    from penstock.kernel.document import parse_graph as parse_graph
     from penstock.kernel.executor import ExecutionResult as ExecutionResult
     from penstock.kernel.frontier import quorum as quorum
     from penstock.kernel.graph import GraphInvalid as GraphInvalid
@@ -87,9 +82,7 @@ if TYPE_CHECKING:
     from penstock.runtime.billing.prices import PriceBook as PriceBook
     from penstock.runtime.billing.usage import Reported as Reported
     from penstock.runtime.billing.usage import Usage as Usage
-    from penstock.runtime.bills import UnresolvedBill as UnresolvedBill
     from penstock.runtime.call import Call as Call
-    from penstock.runtime.calls import Outcome as Outcome
     from penstock.runtime.calls import WrapOptions as WrapOptions
     from penstock.runtime.cancellation import CancellationToken as CancellationToken
     from penstock.runtime.context import ExecutionContext as ExecutionContext
@@ -98,17 +91,14 @@ if TYPE_CHECKING:
     from penstock.runtime.graphs.graph_runtime import FlowContext as FlowContext
     from penstock.runtime.graphs.graph_runtime import GraphRuntime as GraphRuntime
     from penstock.runtime.graphs.node_execution import NodeEvent as NodeEvent
-    from penstock.runtime.graphs.node_execution import QuorumMissed as QuorumMissed
     from penstock.runtime.graphs.node_execution import run_flow as run_flow
     from penstock.runtime.graphs.validation import validate as validate
     from penstock.runtime.run import RunSettings as RunSettings
     from penstock.runtime.snapshot import ContextSnapshot as ContextSnapshot
     from penstock.runtime.snapshot import NodeRecord as NodeRecord
-    from penstock.runtime.streams import IncompleteOutput as IncompleteOutput
     from penstock.stops import Stop as Stop
     from penstock.stops import StopReason as StopReason
     from penstock.stops import TerminationReason as TerminationReason
-    from penstock.tracing.divergence import DivergenceDetector as DivergenceDetector
     from penstock.tracing.events import ChildCompleteTrace as ChildCompleteTrace
     from penstock.tracing.events import ChildSpawnTrace as ChildSpawnTrace
     from penstock.tracing.events import CustomTrace as CustomTrace
@@ -153,11 +143,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "ToolChain",
         "tool",
     ),
-    "penstock.clock": ("Clock",),
     "penstock.containment.breaker": (
         "CircuitBreaker",
-        "CircuitSnapshot",
-        "CircuitState",
         "PolicyContext",
         "PolicyDecision",
     ),
@@ -200,16 +187,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Node",
     ),
     "penstock.flow.session": ("Session",),
-    "penstock.flow.step": (
-        "Step",
-        "StepEvent",
-    ),
+    "penstock.flow.step": ("Step",),
     "penstock.flow.trace": (
         "ExecutionTrace",
         "StepTrace",
     ),
     "penstock.front_door": ("contain",),
-    "penstock.kernel.document": ("parse_graph",),
     "penstock.kernel.executor": ("ExecutionResult",),
     "penstock.kernel.frontier": ("quorum",),
     "penstock.kernel.graph": ("GraphInvalid",),
@@ -224,12 +207,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Reported",
         "Usage",
     ),
-    "penstock.runtime.bills": ("UnresolvedBill",),
     "penstock.runtime.call": ("Call",),
-    "penstock.runtime.calls": (
-        "Outcome",
-        "WrapOptions",
-    ),
+    "penstock.runtime.calls": ("WrapOptions",),
     "penstock.runtime.cancellation": ("CancellationToken",),
     "penstock.runtime.context": (
         "ExecutionContext",
@@ -242,12 +221,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "penstock.runtime.graphs.node_execution": (
         "NodeEvent",
-        "QuorumMissed",
         "run_flow",
     ),
     "penstock.runtime.graphs.validation": ("validate",),
     "penstock.runtime.run": ("RunSettings",),
-    "penstock.runtime.streams": ("IncompleteOutput",),
     "penstock.runtime.snapshot": (
         "ContextSnapshot",
         "NodeRecord",
@@ -257,7 +234,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "StopReason",
         "TerminationReason",
     ),
-    "penstock.tracing.divergence": ("DivergenceDetector",),
     "penstock.tracing.events": (
         "ChildCompleteTrace",
         "ChildSpawnTrace",
@@ -294,16 +270,12 @@ __all__ = [
     "ChildCompleteTrace",
     "ChildSpawnTrace",
     "CircuitBreaker",
-    "CircuitSnapshot",
-    "CircuitState",
-    "Clock",
     "Compaction",
     "ContextSnapshot",
     "CustomTrace",
     "DataValue",
     "DeadlockError",
     "Decision",
-    "DivergenceDetector",
     "ErrorPolicy",
     "ExecutionConfig",
     "ExecutionContext",
@@ -321,7 +293,6 @@ __all__ = [
     "History",
     "Hook",
     "HookEvent",
-    "IncompleteOutput",
     "InvalidValue",
     "IsolatedError",
     "Iteration",
@@ -336,13 +307,11 @@ __all__ = [
     "Node",
     "NodeEvent",
     "NodeRecord",
-    "Outcome",
     "PenstockError",
     "PolicyContext",
     "PolicyDecision",
     "Price",
     "PriceBook",
-    "QuorumMissed",
     "ReActLoop",
     "Reported",
     "ResourceUsage",
@@ -353,7 +322,6 @@ __all__ = [
     "Session",
     "ShieldPipeline",
     "Step",
-    "StepEvent",
     "StepTimeout",
     "StepTrace",
     "Stop",
@@ -366,7 +334,6 @@ __all__ = [
     "ToolChain",
     "ToolResult",
     "TraceEvent",
-    "UnresolvedBill",
     "Usage",
     "Verdict",
     "WrapOptions",
@@ -374,7 +341,6 @@ __all__ = [
     "contained",
     "current_call",
     "current_context",
-    "parse_graph",
     "quorum",
     "read_history",
     "run_flow",

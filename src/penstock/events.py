@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.flow.step import StepEvent
 from penstock.runtime.observers import Subscription
 from penstock.runtime.watching.registry import CancelResult, EarlyCancelsFull, RunRegistry
 from penstock.runtime.watching.stream import EventStream, MissedEvents, stream_events
+from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
     CallEnded,
     CallSettled,
@@ -37,6 +39,7 @@ __all__ = [
     "ChildSpawnTrace",
     "CompactionTrace",
     "CustomTrace",
+    "DivergenceDetector",
     "DivergenceTrace",
     "EarlyCancelsFull",
     "ErrorTrace",
@@ -50,6 +53,7 @@ __all__ = [
     "RunRegistry",
     "RunStarted",
     "SafetyTrace",
+    "StepEvent",
     "Subscription",
     "ToolCallTrace",
     "TraceEvent",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.kernel.document import parse_graph
 from penstock.kernel.executor import ExecutorRegistry, Handle, NodeExecutor
 from penstock.kernel.frontier import Quorum
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec, Problem
-from penstock.runtime.graphs.node_execution import ExecutorMisbehaved
+from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, QuorumMissed
 from penstock.runtime.scheduling.scheduler import NestedTooDeep
 
 __all__ = [
@@ -19,4 +20,6 @@ __all__ = [
     "NodeSpec",
     "Problem",
     "Quorum",
+    "QuorumMissed",
+    "parse_graph",
 ]

@@ -14,7 +14,6 @@ from penstock import (
     Budget,
     BudgetExceededError,
     CancelledError,
-    DivergenceDetector,
     ExecutionConfig,
     ExecutionContext,
     Halted,
@@ -25,6 +24,7 @@ from penstock import (
 from penstock.agents.messages import Message, TextDelta, ToolCall, Transcript
 from penstock.agents.model import ModelRequest, ModelResponse, ModelSettings, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel
+from penstock.events import DivergenceDetector
 from penstock.testing import explore, sim_run
 from tests.agents.scripts import PRICES, priced, use
 

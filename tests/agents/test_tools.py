@@ -16,7 +16,6 @@ from penstock import (
     CancelledError,
     ChainMetadata,
     Decision,
-    DivergenceDetector,
     ExecutionConfig,
     ExecutionContext,
     Halted,
@@ -40,6 +39,7 @@ from penstock.agents.tools import (
     render_value,
     tool,
 )
+from penstock.events import DivergenceDetector
 from tests.agents.scripts import priced, use
 
 

@@ -20,13 +20,13 @@ from penstock import (
     FunctionNode,
     Graph,
     Halted,
-    IncompleteOutput,
     RunSettings,
     StepTimeout,
     StopReason,
     current_call,
 )
 from penstock.agents.model import Model, ModelRequest
+from penstock.containment import IncompleteOutput
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.stores import Journal

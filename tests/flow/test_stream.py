@@ -19,9 +19,9 @@ from penstock import (
     ExecutionContext,
     FunctionNode,
     Graph,
-    StepEvent,
     contain,
 )
+from penstock.events import StepEvent
 from penstock.testing import check_history, explore
 from tests.flow.steps import Boom, const, sim_loop, simulated, takes
 

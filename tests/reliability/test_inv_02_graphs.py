@@ -22,9 +22,9 @@ from penstock import (
     FunctionNode,
     Graph,
     Halted,
-    StepEvent,
     quorum,
 )
+from penstock.events import StepEvent
 from penstock.testing import SimLoop, check_history, explore
 from tests.soak import scaled
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock import ExecutionContext, InvalidValue, UnresolvedBill, Usage, WrapOptions, contain
+from penstock import ExecutionContext, InvalidValue, Usage, WrapOptions, contain
+from penstock.containment import UnresolvedBill
 from penstock.containment.ledger import MemoryLedgerStore
 from penstock.containment.limits import Budget
 from penstock.runtime import run as run_module

@@ -26,7 +26,6 @@ from penstock import (
     CircuitBreaker,
     CustomTrace,
     Decision,
-    DivergenceDetector,
     ExecutionConfig,
     ExecutionContext,
     Halted,
@@ -34,7 +33,6 @@ from penstock import (
     IterationEndTrace,
     IterationStartTrace,
     ModelCallTrace,
-    Outcome,
     PolicyContext,
     PolicyDecision,
     Price,
@@ -51,11 +49,13 @@ from penstock import (
     contain,
     current_context,
 )
+from penstock.containment import Outcome
 from penstock.events import (
     CallEnded,
     CallSettled,
     CallStarted,
     CompactionTrace,
+    DivergenceDetector,
     ErrorTrace,
     LimitTrace,
     RunCompleted,

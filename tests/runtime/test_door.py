@@ -22,7 +22,6 @@ from penstock import (
     ChainMetadata,
     CircuitBreaker,
     Decision,
-    DivergenceDetector,
     ExecutionConfig,
     ExecutionContext,
     Halted,
@@ -38,7 +37,7 @@ from penstock import (
     WrapOptions,
     contain,
 )
-from penstock.events import LimitTrace
+from penstock.events import DivergenceDetector, LimitTrace
 from penstock.runtime.admission import admit
 from penstock.runtime.call import Call, CallSpec, blank, running_call
 from penstock.runtime.calls import Outcome

@@ -16,7 +16,6 @@ from penstock import (
     Decision,
     ExecutionContext,
     Halted,
-    IncompleteOutput,
     InvalidValue,
     RunSettings,
     StopReason,
@@ -25,6 +24,7 @@ from penstock import (
     contain,
 )
 from penstock.agents.model import Model, ModelRequest
+from penstock.containment import IncompleteOutput
 from penstock.runtime.streams import PieceBuffer, first_pieces
 from penstock.testing import ManualClock, sim_run
 from tests.flow.steps import sim_loop

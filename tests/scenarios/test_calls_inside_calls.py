@@ -8,7 +8,6 @@ from penstock import (
     CancelledError,
     ChainMetadata,
     Decision,
-    DivergenceDetector,
     ExecutionConfig,
     ExecutionContext,
     Halted,
@@ -24,6 +23,7 @@ from penstock import (
     contain,
     current_call,
 )
+from penstock.events import DivergenceDetector
 from penstock.stores import LedgerError
 from penstock.testing import Answer, FailAfterBilling, FakeProvider, ManualClock, RefuseFree, check_history
 

@@ -13,19 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock import (
-    DataValue,
-    ExecutionContext,
-    ExecutionResult,
-    FlowContext,
-    GraphInvalid,
-    NodeEvent,
-    parse_graph,
-    run_flow,
-)
+from penstock import DataValue, ExecutionContext, ExecutionResult, FlowContext, GraphInvalid, NodeEvent, run_flow
 from penstock.agents import ScriptedModel, Tool
 from penstock.agents.model import ModelRequest
 from penstock.chat import services_for
+from penstock.executors import parse_graph
 from penstock.runtime.watching.registry import CancelResult
 from tests.chat.chats import ANN, chatting
 from tests.nodes.graphs import Json, graph, node

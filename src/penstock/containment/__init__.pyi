@@ -1,7 +1,12 @@
+from penstock.containment.breaker import CircuitSnapshot as CircuitSnapshot
+from penstock.containment.breaker import CircuitState as CircuitState
 from penstock.containment.limits import ExecutionConfig as ExecutionConfig
 from penstock.containment.safety import ChainMetadata as ChainMetadata
+from penstock.runtime.bills import UnresolvedBill as UnresolvedBill
+from penstock.runtime.calls import Outcome as Outcome
 from penstock.runtime.calls import WrapOptions as WrapOptions
 from penstock.runtime.context import ExecutionContext as ExecutionContext
 from penstock.runtime.snapshot import ContextSnapshot as ContextSnapshot
 from penstock.runtime.snapshot import NodeRecord as NodeRecord
+from penstock.runtime.streams import IncompleteOutput as IncompleteOutput
 from penstock.tracing.execution_graph import ExecutionGraph as ExecutionGraph

@@ -1,12 +1,13 @@
 """Test tools for agents: a simulated loop, a clock, a provider with an invoice, and two checkers.
 
 - SimLoop, sim_run, explore: many interleavings, no waiting, each repeatable by its seed
-- ManualClock: time that moves only when a test advances it
+- ManualClock: time that moves only when a test advances it; Clock: what every clock has
 - FakeProvider: a scripted model; its invoice lists what was really spent
 - check_history: are events, invoice, ledger and effects consistent?
 - census: are tasks, threads, descriptors or processes left behind?
 """
 
+from penstock.clock import Clock
 from penstock.testing.census import Leak, census
 from penstock.testing.clock import ManualClock
 from penstock.testing.history import Violation, check_history
@@ -31,6 +32,7 @@ from penstock.testing.sim import SimClock, SimDeadlock, SimError, SimLivelock, S
 __all__ = [
     "Answer",
     "Behaviour",
+    "Clock",
     "FailAfterBilling",
     "FakeProvider",
     "Invoice",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock import CancelledError, CircuitBreaker, IncompleteOutput, contain
+from penstock import CancelledError, CircuitBreaker, contain
+from penstock.containment import IncompleteOutput
 from penstock.providers import contained
 from penstock.providers.http.exchange import allowance_of
 from penstock.providers.http.forms import form_of
