@@ -4,7 +4,7 @@ import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { get } from "../api/client.ts";
 import type { Me, NodeTypes, OfferedModels, ToolList } from "../api/types.ts";
 import { initialValue, type Pickers } from "../forms/schema-form.tsx";
-import type { RunState } from "../model/run.ts";
+import { costByNode, type RunState } from "../model/run.ts";
 import { useRun } from "../pages/run/use-run.ts";
 import { go, setParams, type Route } from "../router.ts";
 import { Dialog, Failure, usePolled, when } from "../ui/parts.tsx";
@@ -385,10 +385,10 @@ function useOverlay(watched: Watched | null, path: Path): ReadonlyMap<string, Ov
       const known = found.get(id);
       if (!known || RANK.indexOf(one.status) >= RANK.indexOf(known.state.status)) found.set(id, { state: one, costNanos: known?.costNanos ?? 0 });
     }
-    for (const call of state.calls.values()) {
-      const id = call.node === null ? null : innermost(call.node, path, true);
+    for (const [node, nanos] of costByNode(state)) {
+      const id = innermost(node, path, true);
       const shown = id === null ? undefined : found.get(id);
-      if (shown && call.kind !== "system") shown.costNanos += call.costNanos;
+      if (shown) shown.costNanos += nanos;
     }
     return found;
     // The state is one object that grows; its number says that it did.

@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { EventShown, RunTree } from "../api/types.ts";
 import type { Call } from "./calls.ts";
-import { apply, applyHistory, budgetsAt, fromColumns, HISTORY_TYPES, newRun, payersOf, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
+import { apply, applyHistory, budgetsAt, costByNode, fromColumns, HISTORY_TYPES, newRun, payersOf, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
 
 interface Recorded {
   run: { status: string; cost_nanos: number; tokens_in: number; tokens_out: number; epoch: number; last_seq: number };
@@ -297,6 +297,15 @@ test("sums of the tree are those of the run, in any stream", () => {
       assert.equal(total, usageOf(state).spentNanos);
     }),
   );
+});
+
+test("the cost of a node is that of its calls in all attempts, without those that were replayed", () => {
+  const made = (call_id: string, node_id: string | null, cost_usd: number, replayed = false) => [
+    ["call.started", { call_id, node_id, parent_id: null, kind: "llm", name: call_id, replayed }],
+    ["call.ended", { call_id, node_id, status: "success", cost_usd, replayed }],
+  ] as [string, Record<string, unknown>][];
+  const state = whole(numbered([...made("a", "ask", 0.001), ...made("b", "ask", 0.002), ...made("c", "each/1/read", 0.004), ...made("d", "ask", 0.008, true), ...made("e", null, 0.016)]));
+  assert.deepEqual([...costByNode(state)], [["ask", 3_000_000], ["each/1/read", 4_000_000]]);
 });
 
 test("an earlier moment shows what had begun by then, and what was spent and budgeted", () => {

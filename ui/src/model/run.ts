@@ -372,6 +372,19 @@ export function usageOf(state: RunState, atMs: number | null = null): Usage {
   return usage;
 }
 
+/** Known cost by the path of the node that made the calls, over all known attempts; replayed calls were paid for before. */
+export function costByNode(state: RunState): Map<string, number> {
+  const costs = new Map<string, number>();
+  for (const { count, flags, node, strings, cost } of state.attempts.values()) {
+    for (let row = 0; row < count; row += 1) {
+      const path = strings[node[row]!];
+      if (path === undefined || flags[row]! & REPLAYED) continue;
+      costs.set(path, (costs.get(path) ?? 0) + cost[row]!);
+    }
+  }
+  return costs;
+}
+
 /** Budgets as they were at a moment, or now. */
 export function budgetsAt(state: RunState, atMs: number | null): Budget[] {
   if (atMs === null) return [...state.budgets.values()];
