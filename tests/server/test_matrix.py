@@ -22,6 +22,7 @@ BODIES: dict[str, Any] = {
     "POST /api/graphs": {"id": "made", "name": "Made", "document": ECHO},
     "POST /api/graphs/validate": {"document": ECHO},
     "PUT /api/graphs/{graph_id}": {"document": ECHO},
+    "PATCH /api/graphs/{graph_id}/layout": {"positions": {"in": {"x": 1, "y": 2}}},
     "POST /api/runs": {"graph_id": "echo"},
     "POST /api/runs/{run_id}/grant": {"limits": {"max_steps": 1}},
     "POST /api/runs/{run_id}/bills/resolve": {"call_id": "1-x/n000002", "cost_usd": "0.02"},
@@ -39,6 +40,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/embeddings": {"model": "chat", "input": "hi"},
 }
 QUERIES = {
+    "GET /api/graphs/{graph_id}/diff": {"before": "1"},
     "POST /api/attachments": {"name": "a.txt"},
     "GET /api/stream": {"topics": "runs", "follow": "false"},
 }
@@ -46,11 +48,17 @@ QUERIES = {
 SHARED = {
     "/api/graphs/{graph_id}",
     "/api/graphs/{graph_id}/versions",
+    "/api/graphs/{graph_id}/diff",
+    "/api/graphs/{graph_id}/layout",
     "/v1/models/{model_id}",
     "/api/agents/{graph_id}/chat",
 }
 """Graphs are everybody's to read and to run."""
-OWN_TO_CHANGE = {("PUT", "/api/graphs/{graph_id}"), ("DELETE", "/api/graphs/{graph_id}")}
+OWN_TO_CHANGE = {
+    ("PUT", "/api/graphs/{graph_id}"),
+    ("DELETE", "/api/graphs/{graph_id}"),
+    ("PATCH", "/api/graphs/{graph_id}/layout"),
+}
 """Seen by everybody and changed by their owners: refused by name, not hidden."""
 MADE_IF_MISSING = {("PUT", "/api/graphs/{graph_id}"), ("POST", "/api/runs/{run_id}/cancel")}
 """Saving a graph makes it, and a cancel waits for its run."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from openai import OpenAI
 
 from tests.cli.service.test_serve import served
 from tests.server.test_openai import user_message
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_sync_client_is_answered_whole_and_in_pieces_on_one_connection(tmp_path: Path) -> None:
     with (
         served("--db", f"sqlite:///{tmp_path}/kept.db") as server,

@@ -45,6 +45,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "agent": ("Agent", "Models"),
     "team": ("Team of agents", "Models"),
     "llm-completion": ("Model request", "Models"),
+    "embedding": ("Embedding", "Models"),
     "prompt-template": ("Prompt template", "Text and values"),
     "text": ("Text", "Text and values"),
     "constant": ("Constant", "Text and values"),

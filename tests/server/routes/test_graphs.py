@@ -246,7 +246,7 @@ async def test_a_graph_with_an_unknown_model_is_refused_with_the_available_model
             refused = (await ann.post("/api/runs", json={"graph_id": graph_id})).json()["error"]
             assert (refused["code"], refused["details"][0]["code"]) == ("graph_invalid", "unknown_model")
             assert refused["details"][0]["path"].endswith("nodes[1].data.model")
-            assert "'gpt-9'; use one of: mine;" in refused["details"][0]["message"]
+            assert "'gpt-9'; use one of: mine, or a provider's" in refused["details"][0]["message"]
             answer = await ann.post("/v1/chat/completions", json=requests)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "graph_invalid")
             assert "gpt-9" in answer.json()["error"]["message"]

@@ -49,7 +49,7 @@ async def list_graphs(
     before: QueryId = None,
     limit: PageSize = 100,
     owner: QueryId = None,
-    q: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
+    q: Annotated[str | None, Query(max_length=MAX_NAME, pattern=r"^[^\x00-\x1f\x7f]*$")] = None,
     archived: bool = False,
 ) -> GraphPage:
     """List the newest version of each graph, by id; `q` is a part of its id or name. `archived` lists archived ones."""
