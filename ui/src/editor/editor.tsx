@@ -152,7 +152,7 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
 
   return (
     <div className="editor">
-      {runId && <Watch id={runId} onChange={setWatched} />}
+      {runId && <Watch key={runId} id={runId} onChange={setWatched} />}
       <header className="bar">
         <a href="#/graphs">Graphs</a>
         <h1 className="hidden">{visible(editor.name)}</h1>
