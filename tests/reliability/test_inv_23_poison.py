@@ -29,6 +29,7 @@ from penstock.hosting.ports import (
     UNTIL_ENDED,
     ApprovalRecord,
     CancelRequest,
+    CostShare,
     HostedEvent,
     PayloadRecord,
     RunRecord,
@@ -133,6 +134,12 @@ async def a_payload(stores: Stores, n: int) -> Row:
     return Row({"run_id": run_id, "call_id": "n000001"}, f"/api/runs/{run_id}/calls/n000001", run_id)
 
 
+async def a_share(stores: Stores, n: int) -> Row:
+    run = RunRecord(await queued(stores, n), "ann", "echo", 1, created_ms=NEVER_OLD_MS, cost_nanos=5)
+    await stores.spending.record(run, [CostShare("a", "m", 1, 5)])
+    return Row({"run_id": run.id})
+
+
 async def a_token(stores: Stores, n: int) -> Row:
     token, _ = create_token(f"carl{n}", "user", by="root", now_ms=n)
     await stores.tokens.add(token)
@@ -196,6 +203,7 @@ MAKERS: Mapping[str, Make] = {
     "graph_layouts": a_layout,
     "approvals": an_approval,
     "payloads": a_payload,
+    "spending": a_share,
     "tokens": a_token,
     "cancels": a_cancel,
     "chats": a_chat,

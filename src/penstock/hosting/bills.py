@@ -24,12 +24,14 @@ from penstock.hosting.ports import (
     INTERACTIVE_ATTEMPTS,
     PARKED,
     Conflict,
+    CostShare,
     Fenced,
     HostedEvent,
     RunRecord,
     TransactionStores,
     retry_unavailable,
 )
+from penstock.hosting.spending import label, outer_node
 from penstock.ids import new_run_id
 from penstock.money import format_usd, to_nanos, to_usd
 from penstock.runtime.durable.async_ledger import AsyncLedger
@@ -165,12 +167,14 @@ class Bills:
         self, run: RunRecord, history: _History, bill: HostedBill, actual: Amounts | None, by: str
     ) -> tuple[HostedEvent, RunRecord]:
         """Store the resolution of a bill and the new figures of its run, in one transaction."""
-        used = actual or Amounts()
+        used, call = actual or Amounts(), history.calls.get(_place(bill.call_id))
+        node_id = None if call is None else call.data.get("node_id")
         type = BILL_RELEASED if actual is None else BILL_RESOLVED
         data = {
             "call_id": bill.call_id,
             "name": bill.name,
             "model": bill.model,
+            **({} if node_id is None else {"node_id": node_id}),
             "by": sanitize(by),
             "cost_usd": to_usd(used.cost_nanos),
             "tokens_in": used.tokens_in,
@@ -179,6 +183,7 @@ class Bills:
             "resolution_id": new_run_id(),
         }
         seq = 0 if history.last is None else history.last.seq
+        share = CostShare(outer_node(node_id), label(bill.model), 0, used.cost_nanos, used.tokens_in, used.tokens_out)
 
         async def unit(stores: TransactionStores) -> tuple[HostedEvent, RunRecord]:
             behind = await stores.events.read(run.id, seq, PAGE)
@@ -191,7 +196,9 @@ class Bills:
             resolution = await append_event(stores, run, last, type, data, self._context.now_ms())
             now = await found(stores.runs, run.id)
             _check_resting(now)
-            return resolution, await stores.runs.set_usage(run.id, run.epoch, **_changed_usage(now, bill.held, used))
+            changed = await stores.runs.set_usage(run.id, run.epoch, **_changed_usage(now, bill.held, used))
+            await stores.spending.record(changed, [*await stores.spending.of(run.id), share])
+            return resolution, changed
 
         transaction = self._context.stores.transaction
         for _ in range(MAX_ATTEMPTS):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import penstock.kernel.schema  # noqa: F401  # loads pydantic, here and not on the loop of the first run
@@ -60,6 +61,7 @@ from penstock.hosting.ports import (
     is_short,
     retry_unavailable,
 )
+from penstock.hosting.spending import SpendingTally
 from penstock.hosting.trace_forwarder import TraceForwarder
 from penstock.money import to_nanos
 from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
@@ -80,6 +82,7 @@ from penstock.tracing.record import CallRecord
 
 logger = logging.getLogger("penstock.hosting")
 
+EVENT_PAGE = 1_000
 TAIL = 500
 """Number of events read at once to find the newest event of a run."""
 MAX_CRASHES = 10
@@ -146,6 +149,8 @@ class HostedRun:
         self._journal: Journal | None = None
         self._payloads: PayloadRecorder | None = None
         """Payloads of calls that are stored with the next events; None if the operator records none."""
+        self._spending = SpendingTally()
+        """What the calls under this claim used; at the end also those under earlier claims."""
         self._has_asked = False
         self._lost_before = 0
         """Number of workers lost in a row on this run."""
@@ -265,7 +270,10 @@ class HostedRun:
         if not seq:
             log.emit("run.queued", at_ms=self.run.created_ms)
         try:
-            return await self._end(await self._outcome())
+            outcome = await self._outcome()
+            if self.run.epoch > 1:
+                await self._count_earlier_claims(seq)
+            return await self._end(outcome)
         finally:
             self._context.counted["events_stored"] += log.written - seq
 
@@ -278,6 +286,19 @@ class HostedRun:
                 return first
         seq = await retry_unavailable(lambda: events.last_seq(run.id))
         return await retry_unavailable(lambda: events.read(run.id, max(0, seq - TAIL), TAIL))
+
+    async def _count_earlier_claims(self, last_seq: int) -> None:
+        """Add what the calls under earlier claims used; unreadable events leave it with the run as a whole."""
+        events, seq = self._context.stores.events, 0
+        try:
+            while seq < last_seq:
+                page = await retry_unavailable(partial(events.read, self.run.id, seq, min(EVENT_PAGE, last_seq - seq)))
+                if not page:
+                    return
+                self._spending.take_events(page)
+                seq = page[-1].seq
+        except StoreCorrupt:
+            logger.exception("what run %s used under earlier claims is not known by node", self.run.id)
 
     async def _outcome(self) -> Outcome:
         """Execute the run and decide its outcome."""
@@ -338,6 +359,7 @@ class HostedRun:
             whose=lambda stop: limit_owner(stop, run, own),
             budgets=budgets,
             payloads=self._payloads,
+            spending=self._spending,
         )
         forwarder.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)
@@ -565,6 +587,7 @@ class HostedRun:
         if is_over and (self.token.cancellation is not None or run.epoch > 1):
             await stores.cancels.drop(run.id)
         left = await stores.runs.update(run.id, run.epoch, status=outcome.status, **outcome.changes)
+        await stores.spending.record(left, self._spending.shares())
         if failpoints.hook is not None:
             failpoints.hook("end.before_commit")
         return left

@@ -1,4 +1,4 @@
-"""The database ports of hosting: six stores, and the records that they hold.
+"""The database ports of hosting: eight stores, and the records that they hold.
 
 Each store has one test suite that memory, SQLite and PostgreSQL must pass. Every method is atomic. A store that cannot
 perform it raises StoreUnavailable and changes nothing; if only the response was lost, repeating the call is safe. A
@@ -60,6 +60,10 @@ SHORT_OUTPUT = 200
 longer outputs are stored once."""
 
 
+MAX_SHARES = 200
+"""Maximum number of shares of one run."""
+MAX_FIGURE = 10**15
+"""Maximum of each figure of a share, so that sums stay in range: a million US dollars."""
 USAGE = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_costs")
 """The usage fields of a run."""
 
@@ -205,6 +209,60 @@ class PayloadRecord(NamedTuple):
     at_ms: int = 0
 
 
+class CostShare(NamedTuple):
+    """What the calls of one node to one model used in a run; all shares of a run add up to its usage."""
+
+    node: str = ""
+    """The node of the graph; empty for what is known of the run as a whole only."""
+    model: str = ""
+    """The model, as in the events of calls; empty for tools, and for what is known of the run as a whole only."""
+    calls: int = 0
+    """Number of model calls."""
+    cost_nanos: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    unknown_costs: int = 0
+    """Number of calls whose cost could not be determined."""
+
+
+FIGURES = CostShare._fields[2:]
+"""The fields of a share that add up."""
+
+SpendingKey = Literal["day", "owner", "graph_id", "node", "model"]
+"""What spending can be summed by; `day` is the number of days since 1970, in UTC."""
+
+
+class SpendingSum(NamedTuple):
+    """Sums over the shares of a group; the fields that it was not grouped by are None."""
+
+    day: int | None = None
+    owner: str | None = None
+    graph_id: str | None = None
+    node: str | None = None
+    model: str | None = None
+    runs: int = 0
+    """Number of runs. A run counts once, in the group of its first share."""
+    calls: int = 0
+    cost_nanos: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    unknown_costs: int = 0
+
+
+class SpendingFilter(NamedTuple):
+    """Which spending to sum; None leaves a condition out."""
+
+    since_day: int | None = None
+    """Submitted on this day or later; days since 1970, in UTC."""
+    until_day: int | None = None
+    """Submitted on this day or before."""
+    owner: str | None = None
+    graph_id: str | None = None
+
+
+ALL_SPENDING = SpendingFilter()
+
+
 UNTIL_ENDED = (1 << 63) - 1
 """The `until_ms` of a cancel request for an existing run: it is valid until the run has ended."""
 
@@ -263,6 +321,8 @@ class RunIdConflict(Conflict):
         super().__init__(f"run {known.id!r} is there with another {differs}; give this one an id of its own")
 
 
+BillState = Literal["unresolved", "unknown"]
+"""`unresolved` holds money until somebody resolves it; `unknown` is a cost that is in no sum."""
 RunOrder = Literal["created", "cost"]
 """What a list of runs is sorted by, in descending order; runs of the same rank by age."""
 
@@ -279,6 +339,8 @@ class RunFilter(NamedTuple):
     """Recorded cost; that of a run in progress is recorded when it ends."""
     text: str | None = None
     """Part of the id of the run or of its graph, in upper or lower case."""
+    bills: BillState | None = None
+    """With holds for unresolved bills, or with calls of unknown cost."""
 
 
 NO_FILTER = RunFilter()
@@ -496,6 +558,31 @@ class PayloadStore(Protocol):
         """Remove payloads recorded before this time, oldest first, at most `limit`; return how many."""
 
 
+class SpendingStore(Protocol):
+    """What runs used, by day, owner, graph, node and model. It outlives the runs: those removed are summed up.
+
+    A run counts on the day on which it was submitted, as in the daily budgets.
+    """
+
+    async def record(self, run: RunRecord, shares: Sequence[CostShare]) -> None:
+        """Replace the shares of a run, in the transaction that stores its usage.
+
+        What is missing to the usage of the run is stored as a share without node and model. Shares that exceed it, or
+        are more than `MAX_SHARES`, are replaced by one such share.
+        """
+
+    async def of(self, run_id: str) -> Sequence[CostShare]:
+        """Return the shares of a run, by node and model; empty for a run without any."""
+
+    async def sums(
+        self, by: Sequence[SpendingKey] = (), matching: SpendingFilter = ALL_SPENDING, *, limit: int = 1_000
+    ) -> Sequence[SpendingSum]:
+        """Return sums for each group, ordered by the keys in `by`; one sum without keys, or none if nothing matches.
+
+        `by` has different keys.
+        """
+
+
 class CancelStore(Protocol):
     """Cancel requests, including requests for runs that do not exist yet."""
 
@@ -545,6 +632,9 @@ class TransactionStores(Protocol):
 
     @property
     def payloads(self) -> PayloadStore: ...
+
+    @property
+    def spending(self) -> SpendingStore: ...
 
 
 class HostStores(TransactionStores, Protocol):

@@ -27,6 +27,7 @@ from penstock.hosting.event_data import (
 )
 from penstock.hosting.event_writer import EventWriter
 from penstock.hosting.payloads import PayloadRecorder
+from penstock.hosting.spending import SpendingTally
 from penstock.ids import call_number
 from penstock.runtime.observers import wake_ups_of
 from penstock.stops import Stop, StopReason
@@ -49,12 +50,14 @@ class TraceForwarder:
         whose: Whose = lambda stop: None,
         budgets: BudgetReporter | None = None,
         payloads: PayloadRecorder | None = None,
+        spending: SpendingTally | None = None,
     ) -> None:
         self._graph = graph
         self._log = log
         self._whose = whose
         self._budgets = budgets
         self._payloads = payloads
+        self._spending = spending
         self._places: dict[int, CallPlace] = {}
         """Places of the calls in progress, by number: a call finds that of its parent here."""
         self._stops_below: dict[int, Stop] = {}
@@ -148,8 +151,10 @@ class TraceForwarder:
             elif isinstance(entry, CallWaiting):
                 self._pending.append((self._wait(entry), entry.at_ms))
             elif isinstance(entry, Settlement):
-                at_ns = entry.at_ns + graph.wall_offset_ns
-                self._pending.append((call_settled(self._place_of(entry.call), entry), at_ns // 1_000_000))
+                at_ns, place = entry.at_ns + graph.wall_offset_ns, self._place_of(entry.call)
+                if self._spending is not None:
+                    self._spending.take_late(place.node_id, entry)
+                self._pending.append((call_settled(place, entry), at_ns // 1_000_000))
             elif isinstance(entry, SafetyTrace) and (payload := unpriced_event(entry)) is not None:
                 self._pending.append((payload, entry.at_ms))
         return count
@@ -170,6 +175,8 @@ class TraceForwarder:
         place = self._places.pop(number, None) or self._place_of(call)
         self._waiting.pop(number, None)
         below = self._stops_below.pop(number, None)
+        if self._spending is not None and not place.replayed:
+            self._spending.take(place.node_id, call)
         if self._payloads is not None and call.payload is not None:
             self._payloads.take(self._graph, call)
         if stop is None:

@@ -105,6 +105,7 @@ class BillData(Data):
     call_id: str
     name: str | None
     model: str | None
+    node_id: str | None = None
     by: str
     cost_usd: float
     tokens_in: int

@@ -307,6 +307,30 @@ PAYLOADS = (
     "CREATE INDEX payloads_by_time ON payloads (at_ms, run_id, call_id)",
 )
 
+SPENDING = (
+    """CREATE TABLE spending (
+        run_id TEXT NOT NULL,
+        day BIGINT NOT NULL,
+        owner TEXT NOT NULL,
+        graph_id TEXT NOT NULL,
+        node TEXT NOT NULL,
+        model TEXT NOT NULL,
+        runs BIGINT NOT NULL,
+        calls BIGINT NOT NULL,
+        cost_nanos BIGINT NOT NULL,
+        tokens_in BIGINT NOT NULL,
+        tokens_out BIGINT NOT NULL,
+        unknown_costs BIGINT NOT NULL,
+        PRIMARY KEY (run_id, day, owner, graph_id, node, model)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX spending_by_day ON spending (day, owner)",
+    # Of older runs only the sums are known: nodes and models stay empty.
+    """INSERT INTO spending SELECT id, created_ms / 86400000, owner, graph_id, '', '', 1, 0, cost_nanos, tokens_in,
+        tokens_out, unknown_costs FROM runs WHERE ended_ms IS NOT NULL OR status = 'parked'""",
+    "CREATE INDEX runs_unresolved ON runs (created_ms, id) WHERE unresolved_nanos > 0",
+    "CREATE INDEX runs_unknown_costs ON runs (created_ms, id) WHERE unknown_costs > 0",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -318,6 +342,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     TOKENS,
     GRAPH_AUTHORS,
     PAYLOADS,
+    SPENDING,
 )
 """The statements of version 1, 2, …"""
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
+from typing import Any, get_args
 
 from penstock import checks
 from penstock.chat.conversation import ChatMessage
@@ -17,14 +17,19 @@ from penstock.chat.ports import Attachment
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import (
     ENDED,
+    FIGURES,
+    MAX_FIGURE,
+    MAX_SHARES,
     PARKED,
     TRANSITIONS,
     USAGE,
     Conflict,
+    CostShare,
     PayloadRecord,
     RunIdConflict,
     RunRecord,
     RunStatus,
+    SpendingKey,
 )
 from penstock.hosting.tokens import TOKEN_KINDS, TOKEN_ROLES, TokenRecord
 from penstock.nodes import memory
@@ -43,6 +48,55 @@ def check_payloads(run_id: str, payloads: Sequence[PayloadRecord]) -> None:
     for payload in payloads:
         if payload.run_id != run_id:
             raise InvalidValue("run_id", payload.run_id, f"the run of the claim, {run_id!r}")
+
+
+# Spending.
+
+SPENDING_KEYS: tuple[SpendingKey, ...] = get_args(SpendingKey)
+DAY_MS = 86_400_000
+FITTED = ("tokens_in", "tokens_out", "unknown_costs")
+"""Figures of shares that are cut to the usage of the run: late bills and replayed calls change them."""
+
+
+def check_spending_keys(by: Sequence[str]) -> None:
+    """Raise InvalidValue for a key that is unknown or there twice."""
+    for key in by:
+        checks.choice("by", key, SPENDING_KEYS)
+    if len({*by}) < len(by):
+        raise InvalidValue("by", by, "different keys")
+
+
+def day_number(at_ms: int) -> int:
+    """Return the number of days since 1970, in UTC."""
+    return at_ms // DAY_MS
+
+
+def complete_shares(run: RunRecord, shares: Sequence[CostShare]) -> list[CostShare]:
+    """Return shares that add up to the usage of the run, by node and model; see `SpendingStore.record`."""
+    found: dict[tuple[str, str], CostShare] = {}
+    for share in shares:
+        codec.name("node", share.node)
+        codec.name("model", share.model)
+        for figure in FIGURES:
+            checks.integer(figure, getattr(share, figure), minimum=0)
+        known = found.get(share[:2])
+        found[share[:2]] = share if known is None else add_shares(known, share)
+    left: dict[str, Any] = {figure: min(MAX_FIGURE, getattr(run, figure, 0)) for figure in FIGURES}
+    if len(found) > MAX_SHARES or sum(share.cost_nanos for share in found.values()) > left["cost_nanos"]:
+        left["calls"] = sum(share.calls for share in found.values())
+        return [CostShare(**left)]
+    for key, share in found.items():
+        found[key] = share._replace(**{figure: min(left[figure], getattr(share, figure)) for figure in FITTED})
+        left = {figure: left[figure] - getattr(found[key], figure) for figure in FIGURES}
+    rest = CostShare(**{**left, "calls": 0})
+    if any(rest[2:]) or not found:
+        found["", ""] = add_shares(found.get(("", ""), CostShare()), rest)
+    return [found[key] for key in sorted(found)]
+
+
+def add_shares(one: CostShare, other: CostShare) -> CostShare:
+    """Return the share of `one` with the figures of both."""
+    return one._replace(**{figure: getattr(one, figure) + getattr(other, figure) for figure in FIGURES})
 
 
 # Runs.

@@ -32,6 +32,7 @@ from penstock.hosting.ports import (
     GraphStore,
     PayloadStore,
     RunStore,
+    SpendingStore,
     StoreCorrupt,
     StoreUnavailable,
 )
@@ -50,6 +51,7 @@ from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.payloads import SqlPayloadStore
 from penstock.storage.sql.runs import SqlCancelStore, SqlRunStore
 from penstock.storage.sql.scan import unreadable_rows
+from penstock.storage.sql.spending import SqlSpendingStore
 from penstock.storage.sql.tokens import SqlTokenStore
 from penstock.storage.sqlite import file
 from penstock.storage.sqlite.ledger import SCHEMA as LEDGER_SCHEMA
@@ -85,6 +87,7 @@ class Stores:
     journal: JournalStore
     chats: ChatStore
     payloads: PayloadStore
+    spending: SpendingStore
     memories: MemoryStore
     tokens: TokenStore
     ledger: LedgerStore
@@ -98,8 +101,8 @@ class Stores:
         """Run the unit in one transaction over the stores it receives, and return its result after the commit.
 
         If the unit raises, the transaction is rolled back. It may run more than once, so it must only use those stores:
-        runs, events, graphs, approvals, cancels, journal, chats, payloads and tokens. With `inline` it may run on the
-        event loop; see `Database.write`.
+        runs, events, graphs, approvals, cancels, journal, chats, payloads, spending and tokens. With `inline` it may
+        run on the event loop; see `Database.write`.
         """
         return await self._transact(unit, inline=inline)
 
@@ -231,6 +234,7 @@ def _open_memory(clock: Clock) -> Stores:
         memory.journal,
         memory.chats,
         memory.payloads,
+        memory.spending,
         memory.memories,
         memory.tokens,
         memory.ledger,
@@ -311,6 +315,7 @@ def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: Asyn
         SqlJournalStore(database),
         SqlChatStore(database),
         SqlPayloadStore(database),
+        SqlSpendingStore(database),
         SqlMemoryStore(database),
         SqlTokenStore(database),
         ledger,
@@ -352,7 +357,9 @@ NO_WAITING = "a transaction cannot wait for something to happen"
 class _TransactionStores:
     """The stores of a database inside one transaction."""
 
-    __slots__ = ("approvals", "cancels", "chats", "events", "graphs", "journal", "payloads", "runs", "tokens")
+    __slots__ = (
+        *("approvals", "cancels", "chats", "events", "graphs", "journal", "payloads", "runs", "spending", "tokens"),
+    )
 
     def __init__(self, transaction: Transaction, faults: RowFaults) -> None:
         database: Database = _JoinedDatabase(transaction, faults)
@@ -365,6 +372,7 @@ class _TransactionStores:
         self.chats = SqlChatStore(database)
         self.tokens = SqlTokenStore(database)
         self.payloads = SqlPayloadStore(database)
+        self.spending = SqlSpendingStore(database)
 
 
 async def _transact(database: Database, unit: Unit[T], *, inline: bool = False) -> T:

@@ -139,6 +139,7 @@ class FaultyStores:
             "cancels",
             "journal",
             "payloads",
+            "spending",
             "chats",
             "memories",
             "tokens",

@@ -20,6 +20,7 @@ from penstock.storage.memory.graphs import MemoryGraphStore
 from penstock.storage.memory.memories import InProcessMemory
 from penstock.storage.memory.payloads import MemoryPayloadStore
 from penstock.storage.memory.runs import MemoryCancelStore, MemoryRunStore
+from penstock.storage.memory.spending import MemorySpendingStore
 from penstock.storage.memory.tokens import MemoryTokenStore
 from penstock.storage.memory.undo import UndoLog
 from penstock.storage.port import T, Unit, drive
@@ -34,6 +35,7 @@ __all__ = [
     "MemoryJournalStore",
     "MemoryPayloadStore",
     "MemoryRunStore",
+    "MemorySpendingStore",
     "MemoryStores",
     "MemoryTokenStore",
 ]
@@ -54,6 +56,7 @@ class MemoryStores:
         self.journal = MemoryJournalStore(self.runs)
         self.chats = MemoryChatStore(self.runs)
         self.payloads = MemoryPayloadStore(self.runs)
+        self.spending = MemorySpendingStore(self.runs)
         self.memories = InProcessMemory(self.runs, self.chats)
         self.tokens = MemoryTokenStore(self._undo)
         self.ledger = MemoryLedgerStore(clock=clock)

@@ -308,6 +308,8 @@ def _matches(run: RunRecord, wanted: RunFilter) -> bool:
         and (wanted.until_ms is None or run.created_ms < wanted.until_ms)
         and (wanted.stop_reason is None or run.stop_reason == wanted.stop_reason)
         and (wanted.min_cost_nanos is None or run.cost_nanos >= wanted.min_cost_nanos)
+        and (wanted.bills != "unresolved" or run.unresolved_nanos > 0)
+        and (wanted.bills != "unknown" or run.unknown_costs > 0)
         and (text is None or text in lower_ascii(run.id) or text in lower_ascii(run.graph_id))
     )
 

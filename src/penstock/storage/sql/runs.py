@@ -19,6 +19,7 @@ from penstock.hosting.ports import (
     UNTIL_ENDED,
     USAGE,
     AddedRun,
+    BillState,
     CancelRequest,
     Conflict,
     Fenced,
@@ -43,6 +44,7 @@ from penstock.storage.rules import (
 )
 from penstock.storage.sql.events import encode_entry, replace_journal, restore_outputs, shorten_output, without_marks
 from penstock.storage.sql.memories import forget_runs
+from penstock.storage.sql.spending import roll_up
 
 FIELDS = RunRecord._fields
 COLUMNS = ", ".join(FIELDS)
@@ -167,6 +169,8 @@ SELECT_ENDED = (
 )
 
 
+BILLS: Mapping[BillState, str] = {"unresolved": "unresolved_nanos > 0", "unknown": "unknown_costs > 0"}
+"""Worded as in the partial indexes."""
 RANKS: Mapping[RunOrder, Sequence[str]] = {"created": ("created_ms", "id"), "cost": ("cost_nanos", "created_ms", "id")}
 """Columns that a list is sorted by, all in descending order."""
 
@@ -382,6 +386,7 @@ async def _delete_runs(transaction: Transaction, run_ids: Sequence[str]) -> None
     """Remove runs with all their rows, and wake the readers of their events."""
     for table, column in RUN_TABLES:
         await transaction.run_many(f"DELETE FROM {table} WHERE {column} = ?", [(id,) for id in run_ids])
+    await roll_up(transaction, run_ids)
     await forget_runs(transaction, run_ids)
     for id in run_ids:
         transaction.notify(f"run:{id}")
@@ -505,6 +510,8 @@ def _add_filter(where: list[str], values: list[Value], wanted: RunFilter) -> Non
         if value is not None:
             where.append(condition)
             values.append(value)
+    if wanted.bills is not None:
+        where.append(BILLS[wanted.bills])
     if wanted.text is not None:
         part = codec.lookup_key(lower_ascii(wanted.text))
         where.append("(lower(id) LIKE ? ESCAPE '!' OR lower(graph_id) LIKE ? ESCAPE '!')")

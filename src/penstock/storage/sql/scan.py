@@ -24,7 +24,7 @@ CHECKS: Sequence[TableCheck] = (
     *memories.CHECKS,
     *tokens.CHECKS,
 )
-PLAIN = frozenset({"chat_marks", "attachment_uses", "memory_words"})
+PLAIN = frozenset({"chat_marks", "attachment_uses", "memory_words", "spending"})
 """Tables without anything to decode: names and numbers, whose types the database checks."""
 PAGE = 100
 

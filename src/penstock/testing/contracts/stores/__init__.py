@@ -11,8 +11,8 @@ of the inheriting class. Stores that several processes can share return a second
 `open_another`, and the concurrent tests use both. One port alone is `RunStoreContract` and so on, with the same method.
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
-  CancelStoreContract, PayloadStoreContract, ChatStoreContract, MemoryStoreContract, TokenStoreContract:
-  one port each
+  CancelStoreContract, PayloadStoreContract, SpendingStoreContract, ChatStoreContract, MemoryStoreContract,
+  TokenStoreContract: one port each
 - FaultsContract: after any call fails, repeating it leaves the same state as one successful call
 - TransactionContract: a transaction over several stores happens as a whole or not at all
 - StoresContract: all of them
@@ -31,6 +31,7 @@ from penstock.testing.contracts.stores.graphs import GraphStoreContract
 from penstock.testing.contracts.stores.memories import MemoryStoreContract
 from penstock.testing.contracts.stores.payloads import PayloadStoreContract
 from penstock.testing.contracts.stores.runs import RunStoreContract
+from penstock.testing.contracts.stores.spending import SpendingStoreContract
 from penstock.testing.contracts.stores.suite import StoreBundle, StoreContract
 from penstock.testing.contracts.stores.tokens import TokenStoreContract
 from penstock.testing.contracts.stores.transactions import TransactionContract
@@ -46,6 +47,7 @@ __all__ = [
     "MemoryStoreContract",
     "PayloadStoreContract",
     "RunStoreContract",
+    "SpendingStoreContract",
     "StoreBundle",
     "StoreContract",
     "StoresContract",
@@ -63,6 +65,7 @@ class StoresContract(
     ApprovalStoreContract,
     CancelStoreContract,
     PayloadStoreContract,
+    SpendingStoreContract,
     ChatStoreContract,
     MemoryStoreContract,
     TokenStoreContract,

@@ -10,7 +10,15 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from penstock.hosting.ports import TRANSITIONS, UNTIL_ENDED, HostedEvent
+from penstock.hosting.ports import (
+    NO_FILTER,
+    TRANSITIONS,
+    UNTIL_ENDED,
+    CostShare,
+    HostedEvent,
+    SpendingFilter,
+    SpendingKey,
+)
 from penstock.testing.contracts.stores.approvals import ANSWERS, STATES
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
@@ -91,6 +99,9 @@ def _run_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
     more: dict[str, Any] = {"status": status} if rng.random() < 0.7 else {"output": value}
     worker, lease_ms = rng.choice("vw"), rng.choice((0, 15, 1_000))
     only = rng.choice((None, id))
+    shares = [CostShare(rng.choice("ab"), rng.choice("mn"), 1, rng.randint(0, 60)) for _ in range(rng.randint(0, 3))]
+    by: Sequence[SpendingKey] = rng.choice(((), ("day", "model"), ("owner", "node"), ("graph_id",)))
+    only_of = rng.choice((None, owner))
     return {
         "runs.add": lambda stores: stores.runs.add(run),
         "runs.claim": lambda stores: stores.runs.claim(worker, now_ms=now_ms, lease_ms=lease_ms, run_id=only),
@@ -107,6 +118,10 @@ def _run_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation]:
         "runs.remove": lambda stores: stores.runs.remove(id),
         "runs.list": lambda stores: stores.runs.list(owner=owner, before=only, statuses=[status], limit=epoch),
         "runs.list page": lambda stores: stores.runs.list(before=only, limit=epoch),
+        "runs.list bills": lambda stores: stores.runs.list(matching=NO_FILTER._replace(bills="unresolved")),
+        "spending.record": lambda stores: stores.spending.record(run._replace(cost_nanos=now_ms), shares),
+        "spending.of": lambda stores: stores.spending.of(id),
+        "spending.sums": lambda stores: stores.spending.sums(by, SpendingFilter(owner=only_of)),
         "runs.count": lambda stores: stores.runs.count(owner=owner, statuses=[status, "queued"]),
     }
 

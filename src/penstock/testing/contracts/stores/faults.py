@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.hosting.ports import UNTIL_ENDED
+from penstock.hosting.ports import UNTIL_ENDED, CostShare
 from penstock.nodes.memory import Memory
 from penstock.testing.contracts.stores.suite import (
     StoreBundle,
@@ -107,6 +107,10 @@ async def a_hosted_run(faulty: StoreBundle, stores: StoreBundle) -> None:
     await ask_again(lambda: faulty.runs.update("r", 1, status="running", cost_nanos=3))
     await ask_again(lambda: faulty.runs.update("r", 1, status="completed", output=[1], ended_ms=2_000))
     await ask_again(lambda: faulty.events.append("r", 1, [an_event(4)]))
+    ended = a_run(cost_nanos=3)
+    await ask_again(lambda: faulty.spending.record(ended, [CostShare("a", "m", 1, 2)]))
+    assert len(await ask_again(lambda: faulty.spending.of("r"))) == 2
+    assert len(await ask_again(faulty.spending.sums)) == 1
     assert len(await ask_again(lambda: faulty.events.read("r"))) == 4
     assert await ask_again(lambda: faulty.events.wait("r", 3, 0))
     assert len(await ask_again(lambda: faulty.journal.load("r"))) == 2
@@ -203,6 +207,7 @@ async def contents(stores: StoreBundle) -> dict[str, Any]:
         "events": {run.id: list(await stores.events.read(run.id)) for run in runs},
         "journal": {id: list(await stores.journal.load(id)) for id in ("r", "s", "old")},
         "payloads": [await stores.payloads.get("r", f"n00000{number}") for number in (1, 2)],
+        "spending": list(await stores.spending.sums(["day", "node", "model"])),
         "graphs": graphs,
         "approvals": list(await stores.approvals.list()),
         "cancels": dict(await stores.cancels.find(dict.fromkeys("rst", "ann"), now_ms=0)),
