@@ -14,6 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from penstock.containment.ledger import Amounts
+from penstock.containment.limits import Budget
 from penstock.gateway.app import Gateway
 from penstock.gateway.loopback import serving
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
@@ -90,6 +92,41 @@ async def test_owners_share_a_daily_budget_over_their_keys(provider: FakeProvide
         ann, also_ann, bob = [await gateway.key(name) for name in ("ann", "ann", "bob")]
         statuses = [(await gateway.post(key)).status_code for key in (ann, also_ann, ann, bob)]
         assert statuses == [200, 200, 402, 200]
+
+
+async def test_members_of_a_team_share_its_daily_budget(provider: FakeProviderServer) -> None:
+    budgets = {"dams": "0.002", "*": "0.001"}
+    async with await open_stores("memory:") as stores, team(provider, stores, team_daily_usd=budgets) as gateway:
+        ann, bob = [await gateway.key(name, team="dams") for name in ("ann", "bob")]
+        eve, joe = await gateway.key("eve", team="locks"), await gateway.key("joe")
+        statuses = [(await gateway.post(key)).status_code for key in (ann, bob, ann, bob)]
+        assert statuses == [200, 200, 402, 402]
+        assert [(await gateway.post(eve)).status_code for _ in range(2)] == [200, 402]
+        assert [(await gateway.post(joe)).status_code for _ in range(3)] == [200, 200, 200]
+
+
+async def test_team_counts_what_its_members_spend_in_runs_of_a_server(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores:
+        ledger, clock = stores.ledger, ManualClock()
+        day = day_of(clock.time_ns() // 1_000_000)
+        ledger.open_account(f"user:ann:{day}", Budget(max_cost_dollars=1).limits())
+        ledger.charge("run", f"user:ann:{day}", Amounts(1_500_000))
+        async with team(provider, stores, clock, team_daily_usd={"dams": "0.002"}) as gateway:
+            key = await gateway.key(team="dams")
+            assert (await gateway.post(key)).status_code == 402
+            assert ledger.balance(f"team:dams:{day}").spent_nanos == 1_500_000
+        ledger.put_under(f"user:ann:{day}", f"all:{day}")  # a server with a daily budget for all finds its place
+
+
+async def test_key_of_another_team_counts_at_the_first_team_of_its_owner_for_the_rest_of_the_day(
+    provider: FakeProviderServer,
+) -> None:
+    settings = {"team_daily_usd": {"*": "0.002"}, "owner_daily_usd": 1}
+    async with await open_stores("memory:") as stores, team(provider, stores, **settings) as gateway:
+        first, second = await gateway.key(team="dams"), await gateway.key(team="locks")
+        assert [(await gateway.post(key)).status_code for key in (first, first, second)] == [200, 200, 402]
+        gateway.clock.advance(DAY_S)
+        assert [(await gateway.post(second)).status_code for _ in range(2)] == [200, 200]
 
 
 @pytest.mark.parametrize("opens_twice", [True, False])

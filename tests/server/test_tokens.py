@@ -8,7 +8,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from penstock.containment.ledger import Amounts
+from penstock.containment.limits import NO_LIMITS, Budget
 from penstock.errors import InvalidValue
+from penstock.gateway.key_accounts import key_account
+from penstock.hosting.durability import day_of
 from penstock.hosting.ports import StoreUnavailable
 from penstock.server.serve import count_tokens, greeting
 from penstock.server.settings import ServerSettings
@@ -80,6 +84,11 @@ WRONG = [
     ({"name": "carl", "expires": "tomorrow"}, "2026-12-31", 422),
     ({"name": "carl", "expires": "2090-01-01T00:00:00"}, "time zone", 422),
     ({"name": "carl", "note": "two\nlines"}, "one line", 422),
+    ({"name": "carl", "daily_usd": 1}, "daily_usd may be set for gateway keys only", 422),
+    ({"name": "carl", "kind": "gateway", "daily_usd": -1}, "daily_usd", 422),
+    ({"name": "carl", "kind": "gateway", "max_cost_usd": "much"}, "max_cost_usd", 422),
+    ({"name": "carl", "kind": "gateway", "models": [""]}, "models", 422),
+    ({"name": "carl", "kind": "gateway", "team": "a b"}, "team", 422),
     ({"name": "ann"}, "environment", 409),
     ({"name": "taken"}, "active token", 409),
 ]
@@ -192,10 +201,56 @@ async def test_a_gateway_key_calls_models_and_nothing_else() -> None:
         record, secret = create_token("carl", "user", by="root", now_ms=1, kind="gateway")
         await server.stores.tokens.add(record)
         async with bearer(server, secret) as key:
-            assert (await key.get("/v1/models")).status_code == 200
-            refused = await key.get("/api/runs")
-            assert (refused.status_code, "gateway key" in refused.text) == (403, True)
+            for path in ("/api/runs", "/v1/models"):  # a run of a graph would not be paid from the budget of the key
+                refused = await key.get(path)
+                assert (refused.status_code, "gateway key" in refused.text) == (403, True)
             assert (await root.get("/api/me")).status_code == 200
+
+
+async def test_a_gateway_key_is_listed_with_its_budgets_and_what_it_spent() -> None:
+    async with served() as server, server.client("root") as root:
+        fields = {"kind": "gateway", "daily_usd": "2.50", "max_cost_usd": 9, "models": ["gpt-*"], "team": "dams"}
+        id, secret = await created(root, "ann", **fields)
+        await created(root, "carl")
+        ledger, day = server.stores.ledger, day_of(parts(server.app).now_ms())
+        ledger.open_account(key_account(id, day), Budget(max_cost_dollars=2).limits())
+        ledger.charge("k", key_account(id, day), Amounts(250_000_000, 7, 3, 1))
+        (key,) = (await root.get("/api/tokens", params={"kind": "gateway"})).json()["tokens"]
+        about = {name: key["gateway"][name] for name in ("team", "daily_usd", "max_cost_usd", "models")}
+        assert about == {"team": "dams", "daily_usd": 2.5, "max_cost_usd": 9.0, "models": ["gpt-*"]}
+        today = key["gateway"]["today"]
+        assert (today["limit_usd"], today["spent_usd"], today["left_usd"], today["tokens_in"]) == (2.5, 0.25, 2.25, 7)
+        assert (await root.get(f"/api/tokens/{id}/spend")).json() == {"token_id": id, "days": [today]}
+        async with bearer(server, secret) as carl:
+            assert (await carl.get("/api/tokens")).status_code == 403
+
+
+async def test_spend_of_a_key_is_returned_for_each_of_the_last_days() -> None:
+    clock = ManualClock()
+    async with served(clock=clock) as server, server.client("root") as root:
+        id, _ = await created(root, "ann", kind="gateway", max_cost_usd="1")
+        first = day_of(parts(server.app).now_ms())
+        server.stores.ledger.open_account(key_account(id, first), NO_LIMITS)
+        server.stores.ledger.charge("k", key_account(id, first), Amounts(400_000_000, api_calls=1))
+        clock.advance(2 * 86_400)
+        days = (await root.get(f"/api/tokens/{id}/spend")).json()["days"]
+        assert [(one["spent_usd"], one["limit_usd"]) for one in days] == [(0.4, 1.0), (0.0, 0.6), (0.0, 0.6)]
+        assert days[0]["day"] == str(first)
+        assert (await root.get(f"/api/tokens/{id}/spend", params={"days": 1})).json()["days"] == days[-1:]
+        user, _ = await created(root, "carl")
+        assert (await root.get(f"/api/tokens/{user}/spend")).status_code == 409
+        assert (await root.get("/api/tokens/0123456789ab/spend")).status_code == 404
+
+
+async def test_a_user_has_one_team_at_a_time() -> None:
+    async with served() as server, server.client("root") as root:
+        id, _ = await created(root, "ann", kind="gateway", team="dams")
+        await created(root, "ann", kind="gateway", team="dams")
+        other = await root.post("/api/tokens", json={"name": "ann", "kind": "gateway", "team": "locks"})
+        assert (other.status_code, "of team 'dams', and a user has one team" in other.text) == (409, True)
+        for key in (await root.get("/api/tokens", params={"kind": "gateway"})).json()["tokens"]:
+            await root.post(f"/api/tokens/{key['id']}/revoke")
+        assert id != (await created(root, "ann", kind="gateway", team="locks"))[0]
 
 
 async def test_while_the_database_is_away_its_tokens_are_refused_and_others_accepted() -> None:

@@ -137,6 +137,28 @@ CostCeiling = Annotated[str | None, dollars("Highest cost limit that a run may r
 UserDaily = Annotated[str | None, dollars("Daily budget of each user.", "PENSTOCK_USER_DAILY")]
 
 
+def _team_budget(text: str) -> str:
+    amount(text.rpartition("=")[2])
+    return text
+
+
+TeamDaily = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--team-daily",
+        parser=_team_budget,
+        metavar="[TEAM=]USD",
+        help="Daily budget of each team of gateway keys, or of the one that is named. Repeatable.",
+    ),
+]
+
+
+def team_budgets(given: list[str] | None) -> dict[str, str]:
+    """Return the budgets of `--team-daily` by team; under `*`, that of teams that are not named."""
+    parts = [text.rpartition("=") for text in given or ()]
+    return {team if equals else "*": usd for team, equals, usd in parts}
+
+
 def numeric(
     read: Callable[[str], N],
     metavar: str,

@@ -1,10 +1,9 @@
 """The keys of a database: whose they are, what they may spend, and the runs that pay for their requests.
 
 A key is a token of the kind `gateway`. Its requests belong to a run: the one that the header `X-Penstock-Run` names, or
-one for each key and day. The account of a run is below that of its key for the day, that below the day of the key's
-owner, and that below the day of all; all of them are in the ledger of the database, so that every process that serves
-the same database holds at the same budgets. A budget for the whole life of a key is what is left of it at the beginning
-of each day: the most that the key may spend on that day.
+one for each key and day. The account of a run is below that of its key for the day, which `key_accounts` describes. All
+accounts are in the ledger of the database, so that every process that serves the same database holds at the same
+budgets.
 
 A key that is revoked or expired is refused within `MAX_AGE_S`.
 """
@@ -14,19 +13,20 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import date
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
-from penstock.containment.limits import NO_LIMITS, Budget, Limits
+from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.gateway.grants import Grant, UnknownCost, wrong_key
+from penstock.gateway.key_accounts import GATEWAY_RUNS, KEYS, key_account, limit_on, money, run_account
 from penstock.gateway.wires import Denied
-from penstock.hosting.durability import ALL, OWNERS
+from penstock.hosting.durability import ALL, OWNERS, TEAMS, day_of
 from penstock.hosting.tokens import TokenRecord, TokenStore, id_in
 from penstock.ids import AN_ID, ID
-from penstock.money import Usd, to_nanos
+from penstock.money import Usd
 from penstock.providers.http.exchange import Terms
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
@@ -35,8 +35,6 @@ from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.run import RunSettings
 
 RUN_HEADER = "x-penstock-run"
-KEYS, GATEWAY_RUNS = "key:", "gateway:"
-"""Prefixes of account names: of a key (by id and day), and of a run of the gateway (by key and name)."""
 MAX_AGE_S = 0.5
 """How long a key that was read is used before it is read again."""
 MAX_RUNS = 10_000
@@ -56,8 +54,14 @@ class GatewaySettings:
     """Daily budget of all keys together."""
     owner_daily_usd: Usd | None = None
     """Daily budget of each owner, over all of their keys and runs."""
+    team_daily_usd: Mapping[str, Usd] = field(default_factory=dict)
+    """Daily budget of each team, over all of its members; under `*`, that of every team that is not named."""
     max_output_tokens: int = 4_096
     unknown_cost: UnknownCost = "count"
+
+    def budget_of_team(self, team: str) -> Usd | None:
+        """Return the daily budget of a team; None if it has none."""
+        return self.team_daily_usd.get(team, self.team_daily_usd.get("*"))
 
 
 class StoredKeys:
@@ -89,7 +93,7 @@ class StoredKeys:
         if not ID.fullmatch(name):
             raise Denied(400, f"X-Penstock-Run must be an id: {AN_ID}", code="invalid_run")
         settings = self._settings
-        run = await self._run(record, name, self._today())
+        run = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS))
         terms = Terms(run, settings.max_output_tokens, FLOOR)
         return Grant(terms, tuple(record.models or ()), settings.unknown_cost)
 
@@ -123,12 +127,9 @@ class StoredKeys:
             self._known.popitem(last=False)
         return record
 
-    def _today(self) -> date:
-        return datetime.fromtimestamp(self._clock.time_ns() / 1_000_000_000, UTC).date()
-
     async def _run(self, key: TokenRecord, name: str, day: date) -> ExecutionContext:
         """Return the run that pays, opened at its first request of the day."""
-        account = f"{GATEWAY_RUNS}{key.id}:{name}:{day}"
+        account = run_account(key.id, name, day)
         found = self._runs.get(account)
         if found is None:
             await self._open_accounts(account, key, day)
@@ -150,15 +151,27 @@ class StoredKeys:
 
     async def _open_accounts(self, account: str, key: TokenRecord, day: date) -> None:
         parent: str | None = None
-        for name, limits in (
-            (f"{ALL}{day}", _money(self._settings.daily_usd)),
-            (f"{OWNERS}{key.name}:{day}", _money(self._settings.owner_daily_usd)),
-            (f"{KEYS}{key.id}:{day}", await self._limits_of(key, day)),
-            (account, NO_LIMITS),
-        ):
+        for name, limits in await self._levels(account, key, day):
             if limits != NO_LIMITS or name.startswith((KEYS, GATEWAY_RUNS)) or await self._is_open(name):
                 await self._open(name, limits, parent)
                 parent = name
+
+    async def _levels(self, account: str, key: TokenRecord, day: date) -> list[tuple[str, Limits]]:
+        """Return the accounts of a request, the widest first, and their limits."""
+        settings, nanos = self._settings, await limit_on(self._ledger, key, day)
+        levels = [
+            (f"{ALL}{day}", money(settings.daily_usd)),
+            (f"{TEAMS}{key.team}:{day}", money(settings.budget_of_team(key.team))),
+            (f"{OWNERS}{key.name}:{day}", money(settings.owner_daily_usd)),
+            (key_account(key.id, day), NO_LIMITS if nanos is None else replace(NO_LIMITS, cost_nanos=nanos)),
+            (account, NO_LIMITS),
+        ]
+        if not key.team:
+            del levels[1]
+        elif levels[1][1] != NO_LIMITS:
+            # Even without a budget: an account of all that is opened later could not be put between owner and team.
+            await self._open(*levels[0], None)
+        return levels
 
     async def _is_open(self, name: str) -> bool:
         """Whether a server on this database has opened a daily account: its budget applies here too."""
@@ -177,30 +190,17 @@ class StoredKeys:
             if limits != NO_LIMITS:
                 await self._ledger.grant(name, limits)
             if parent is not None:
-                await self._ledger.put_under(name, parent)
+                await self._put_under(name, parent)
 
-    async def _limits_of(self, key: TokenRecord, day: date) -> Limits:
-        """Return what the key may spend on this day: its daily budget, or what is left of its whole budget if less."""
-        limits = key.limits or {}
-        daily, total = limits.get("daily_usd"), limits.get("max_cost_usd")
-        if total is None:
-            return _money(daily)
-        left_nanos = max(0, to_nanos(total, "max_cost_usd") - await self._committed_before(key, day))
-        nanos = left_nanos if daily is None else min(left_nanos, to_nanos(daily, "daily_usd"))
-        return replace(NO_LIMITS, cost_nanos=nanos)
-
-    async def _committed_before(self, key: TokenRecord, day: date) -> int:
-        """Return what the key has spent and holds on the days before."""
-        total = 0
-        past = datetime.fromtimestamp(key.created_ms / 1_000, UTC).date()
-        while past < day:
-            try:
-                balance = await self._ledger.balance(f"{KEYS}{key.id}:{past}")
-                total += balance.spent_nanos + balance.held_nanos + balance.unresolved_nanos
-            except KeyError:
-                pass
-            past += timedelta(days=1)
-        return total
+    async def _put_under(self, name: str, parent: str) -> None:
+        try:
+            await self._ledger.put_under(name, parent)
+        except LedgerUnavailable:
+            raise
+        except LedgerError:
+            if not parent.startswith(TEAMS):
+                raise
+            # The owner was in another team today: what was counted there stays, and the day ends there.
 
     async def _end_oldest(self) -> None:
         while len(self._runs) > MAX_RUNS:
@@ -218,7 +218,3 @@ async def _end(run: ExecutionContext, shared: SharedBudget) -> None:
     run.end()
     shared.close()
     await shared.aflush()
-
-
-def _money(usd: Usd | None) -> Limits:
-    return NO_LIMITS if usd is None else Budget(max_cost_dollars=usd).limits()

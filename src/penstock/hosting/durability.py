@@ -26,9 +26,9 @@ from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.graphs.graph_plan import GraphPlan
 
 ONLY_ASK = (AgentNode, LlmCompletion)
-RUNS, OWNERS, ALL, UNKNOWN = "run:", "user:", "all:", "unknown:"
-"""Prefixes of account names: of a run (by id), of an owner (by name and day), of all owners (by day), and of the calls
-of a run whose cost is unknown (by run id)."""
+RUNS, OWNERS, TEAMS, ALL, UNKNOWN = "run:", "user:", "team:", "all:", "unknown:"
+"""Prefixes of account names: of a run (by id), of an owner and of a team (by name and day), of all owners (by day), and
+of the calls of a run whose cost is unknown (by run id)."""
 INHERITED = "inherited"
 """Key in the origin's `about` of a fork or replay: the number of journal entries inherited from the other run."""
 MAX_ACCOUNTS = 10_000

@@ -16,6 +16,7 @@ from penstock.hosting.durability import (
     ALL,
     OWNERS,
     RUNS,
+    TEAMS,
     UNKNOWN,
     day_accounts,
     day_of,
@@ -73,7 +74,7 @@ async def sweep_accounts(context: HostContext) -> None:
     days = [name for name in names if _is_past(context, name)]
     if days:
         wanted = await _wanted_days(context)
-        for prefix in (OWNERS, ALL):  # the account of all owners is the parent of theirs
+        for prefix in (OWNERS, TEAMS, ALL):  # parents after their children
             await forget_accounts(context, [name for name in days if name.startswith(prefix) and name not in wanted])
 
 
@@ -113,7 +114,7 @@ async def _wanted_days(context: HostContext) -> set[str]:
 
 def _is_past(context: HostContext, name: str) -> bool:
     """Whether this is a daily account past its retention time."""
-    if not name.startswith((OWNERS, ALL)):
+    if not name.startswith((OWNERS, TEAMS, ALL)):
         return False
     try:
         day = date.fromisoformat(name.rpartition(":")[2])

@@ -57,6 +57,8 @@ class TokenRecord:
     """Limits of a gateway key; None for a user's token."""
     models: Sequence[str] | None = None
     """Models that a gateway key may call; None for all."""
+    team: str = ""
+    """Team whose daily budget a gateway key spends from as well; empty for none."""
 
     def is_active(self, now_ms: int) -> bool:
         """Whether the token is neither revoked nor expired."""
@@ -93,6 +95,18 @@ class NameTaken(Conflict):
         super().__init__(
             f"{name} has the active token {token_id} already; revoke it, choose another name, "
             f"or request another token for {name}, such as to replace one without an interruption"
+        )
+
+
+class AnotherTeam(Conflict):
+    """An active gateway key of the same user belongs to another team."""
+
+    def __init__(self, other: TokenRecord) -> None:
+        self.other = other
+        team = f"of team {other.team!r}" if other.team else "without a team"
+        super().__init__(
+            f"{other.name} has the active gateway key {other.id} {team}, and a user has one team at a time; "
+            "revoke that key, or create this one for the same team"
         )
 
 

@@ -33,8 +33,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SECRET = re.compile(r"[!-~]+")
 """Characters that a header can carry: printable ASCII, no spaces."""
 UNTIL = "until="
-GATEWAY_PATHS = ("/v1/",)
-"""Where gateway keys are accepted."""
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?P<zone>Z|[+-][0-9]{2}:[0-9]{2})?")
 
@@ -118,9 +116,10 @@ class Token:
         """Whether the token was revoked when it was found."""
         return self.record is not None and self.record.revoked_ms is not None
 
-    def may_call(self, path: str) -> bool:
-        """Whether tokens of this kind may call the path at all: a gateway key calls models, and nothing else."""
-        return self.record is None or self.record.kind == "user" or path.startswith(GATEWAY_PATHS)
+    @property
+    def is_gateway_key(self) -> bool:
+        """Whether it is a key of the gateway, which calls models there, and nothing here."""
+        return self.record is not None and self.record.kind == "gateway"
 
     @classmethod
     def of(cls, name: str, role: Role, secret: str, until: str | None = None) -> Token:
@@ -305,6 +304,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/attachments": WRITE,
     "/api/attachments/{attachment_id}": {"GET": "viewer", "DELETE": "user"},
     "/api/tokens": {"GET": "admin", "POST": "admin"},
+    "/api/tokens/{token_id}/spend": {"GET": "admin"},
     "/api/tokens/{token_id}/revoke": {"POST": "admin"},
     "/v1/models": READ,
     "/v1/models/{model_id}": READ,

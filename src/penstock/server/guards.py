@@ -445,8 +445,8 @@ class AuthGuard:
             )
         if not is_valid:
             raise _expired_token(token)
-        if not token.may_call(scope["path"]):
-            raise ApiError(403, "this is a gateway key, which calls models under /v1 and nothing else")
+        if token.is_gateway_key:
+            raise ApiError(403, "this is a gateway key, which calls models at the gateway and nothing else")
         if found is None:
             raise not_found("path")
         if access is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,13 +20,14 @@ from typing import Any
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import StoreUnavailable
-from penstock.hosting.tokens import TokenKind, TokenRecord, TokenRole, TokenStore, id_in, new_secret
+from penstock.hosting.tokens import AnotherTeam, TokenKind, TokenRecord, TokenRole, TokenStore, id_in, new_secret
 from penstock.server.auth import NAME, ROLES, Token, TokensInvalid, User, parse_until
 
 MAX_AGE_S = 0.5
 """How long a token that was read is used before it is read again."""
 MAX_CACHED = 10_000
 MAX_NOTE = 500
+PAGE = 500
 _NANOS_PER_MS = 1_000_000
 _NANOS_PER_S = 1_000_000_000
 
@@ -118,11 +119,12 @@ def create_token(
     kind: TokenKind = "user",
     limits: Mapping[str, Any] | None = None,
     models: Sequence[str] | None = None,
+    team: str = "",
 ) -> tuple[TokenRecord, str]:
     """Create a token and its secret, which is not part of the record; InvalidValue says what is wrong.
 
-    `expires` is a day or a time, as `until=` of a token in the environment; `limits` and `models` are those of a
-    gateway key.
+    `expires` is a day or a time, as `until=` of a token in the environment; `limits`, `models` and `team` are those of
+    a gateway key.
     """
     if not NAME.fullmatch(name):
         raise InvalidValue("name", name, "1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first")
@@ -130,11 +132,32 @@ def create_token(
         raise InvalidValue("role", role, f"one of {', '.join(ROLES)}")
     if len(note) > MAX_NOTE or not note.isprintable():
         raise InvalidValue("note", note[:40], f"at most {MAX_NOTE} characters on one line")
+    if team and not NAME.fullmatch(team):
+        raise InvalidValue("team", team, "1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first")
     secret, id, salt, digest = new_secret()
     checked_role: TokenRole = role
     expires_ms = None if expires is None else _expires_ms(expires, now_ms)
     record = TokenRecord(id, name, checked_role, salt, digest, now_ms, by, kind, expires_ms, note=note)
-    return replace(record, limits=limits, models=models), secret
+    return replace(record, limits=limits, models=models, team=team), secret
+
+
+async def check_team(store: TokenStore, key: TokenRecord, now_ms: int) -> None:
+    """Raise AnotherTeam if an active gateway key of the same user belongs to another team.
+
+    The daily budget of a user is part of that of their team, so a user has one team at a time.
+    """
+    async for other in all_tokens(store, "gateway"):
+        if other.name == key.name and other.is_active(now_ms) and other.team != key.team:
+            raise AnotherTeam(other)
+
+
+async def all_tokens(store: TokenStore, *kinds: TokenKind) -> AsyncIterator[TokenRecord]:
+    """Yield the tokens of these kinds, or all, newest first."""
+    before: str | None = None
+    while page := await store.list(kinds=kinds, before=before, limit=PAGE):
+        for token in page:
+            yield token
+        before = page[-1].id
 
 
 def _expires_ms(text: str, now_ms: int) -> int:

@@ -331,6 +331,8 @@ SPENDING = (
     "CREATE INDEX runs_unknown_costs ON runs (created_ms, id) WHERE unknown_costs > 0",
 )
 
+TEAMS = ("ALTER TABLE tokens ADD COLUMN team TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -343,6 +345,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     GRAPH_AUTHORS,
     PAYLOADS,
     SPENDING,
+    TEAMS,
 )
 """The statements of version 1, 2, …"""
 

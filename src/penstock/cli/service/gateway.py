@@ -11,6 +11,7 @@ from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import (
     Database,
     Prices,
+    TeamDaily,
     UnknownCostOption,
     UnknownCosts,
     Unpriced,
@@ -18,6 +19,7 @@ from penstock.cli.options import (
     UserDaily,
     dollars,
     numeric,
+    team_budgets,
 )
 from penstock.cli.render.screen import write
 from penstock.cli.values import whole_number
@@ -29,6 +31,7 @@ def gateway(
     db: Database = None,
     daily: Annotated[str | None, dollars("Daily budget of all keys together.", "PENSTOCK_DAILY")] = None,
     user_daily: UserDaily = None,
+    team_daily: TeamDaily = None,
     max_output: Annotated[
         int, numeric(whole_number, "N", "Output limit of a request that sets none, in tokens.", minimum=1)
     ] = 4_096,
@@ -47,7 +50,7 @@ def gateway(
     \b
     Examples:
       penstock tokens create ann --gateway --daily 5 --db sqlite:///penstock.db
-      penstock gateway --db sqlite:///penstock.db --user-daily 20
+      penstock gateway --db sqlite:///penstock.db --user-daily 20 --team-daily 100 --team-daily research=500
       penstock gateway --db postgresql://localhost/penstock --host 0.0.0.0 --upstream ollama=http://127.0.0.1:11434/v1
 
     \b
@@ -62,7 +65,7 @@ def gateway(
     from penstock.cli.service.db import named_database, run_on_database
     from penstock.gateway.stored_keys import GatewaySettings
 
-    settings = GatewaySettings(daily, user_daily, max_output, unknown_cost.value)
+    settings = GatewaySettings(daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value)
     price_book = load_price_book(ServiceOptions(prices=prices, unknown_prices=unknown_prices))
     arguments = GatewayArguments(host, port, named_database(db), settings, price_book, tuple(upstream or ()))
     run_on_database(serve_gateway(arguments, lambda text: write(text, sys.stderr)))

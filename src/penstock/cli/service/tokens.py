@@ -14,15 +14,17 @@ from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import Database, dollars
 from penstock.cli.render.screen import print_text, printable, write
 from penstock.cli.service.db import named_database, run_on_database
+from penstock.money import Usd, format_usd, to_nanos
 
 if TYPE_CHECKING:
+    from penstock.gateway.key_accounts import KeySpend
     from penstock.hosting.tokens import TokenRecord
     from penstock.storage import Stores
 
 app = typer.Typer(rich_markup_mode=None)
 
 COLUMNS = ("id", "name", "role", "kind", "state", "created", "expires", "last used", "note")
-PAGE = 500
+KEY_COLUMNS = ("id", "name", "team", "state", "daily", "whole", "spent today", "held", "unresolved", "left", "models")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -66,6 +68,9 @@ def create(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Models that a gateway key may call, such as gpt-*. Repeatable."),
     ] = None,
+    team: Annotated[
+        str, typer.Option(metavar="TEAM", help="Team of a gateway key; `penstock gateway --team-daily` limits it.")
+    ] = "",
     another: Annotated[bool, typer.Option("--another", help="Allow a further active token of the same name.")] = False,
     db: Database = None,
 ) -> int:
@@ -77,17 +82,17 @@ def create(
     Examples:
       penstock tokens create ann --role admin --db sqlite:///penstock.db
       penstock tokens create ci --expires 2027-12-31 --note "nightly build" --db sqlite:///penstock.db
-      penstock tokens create ann --gateway --daily 5 --model 'gpt-*' --db sqlite:///penstock.db
+      penstock tokens create ann --gateway --daily 5 --model 'gpt-*' --team research --db sqlite:///penstock.db
 
     \b
     Exit codes:
       0 created   2 ann has a token already, or the database cannot be used   64 wrong command line
     """
     from penstock.errors import InvalidValue
-    from penstock.server.tokens import create_token
+    from penstock.server.tokens import check_team, create_token
 
-    if not gateway and (daily is not None or max_cost is not None or model):
-        raise Refused("--daily, --max-cost and --model are for gateway keys; add --gateway")
+    if not gateway and (daily is not None or max_cost is not None or model or team):
+        raise Refused("--daily, --max-cost, --model and --team are for gateway keys; add --gateway")
     given = {"daily_usd": daily, "max_cost_usd": max_cost}
     limits = {limit: amount for limit, amount in given.items() if amount is not None} if gateway else None
     try:
@@ -100,11 +105,14 @@ def create(
             kind="gateway" if gateway else "user",
             limits=limits,
             models=model or None,
+            team=team,
         )
     except InvalidValue as invalid:
         raise Refused(str(invalid)) from None
 
     async def add(stores: Stores) -> TokenRecord:
+        if gateway:
+            await check_team(stores.tokens, record, record.created_ms)
         return await stores.tokens.add(record, is_only=not (another or gateway))
 
     added = _on(db, add)
@@ -115,26 +123,33 @@ def create(
 
 
 @app.command("list")
-def list_tokens(as_json: AsJson = False, db: Database = None) -> int:
+def list_tokens(
+    as_json: AsJson = False,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="List gateway keys, with their budgets and what they spent today.")
+    ] = False,
+    db: Database = None,
+) -> int:
     """List the tokens in the database, newest first; those of a server's environment are not in it.
 
     \b
     Examples:
       penstock tokens list --db sqlite:///penstock.db
+      penstock tokens list --gateway --db sqlite:///penstock.db
       penstock tokens list --json --db postgresql://localhost/penstock
 
     \b
     Exit codes:
       0 listed   2 the database cannot be used   64 wrong command line
     """
-    found = _on(db, _all_tokens)
-    rows = [_row(token, _now_ms()) for token in found]
+    columns, rows = (KEY_COLUMNS, _on(db, _key_rows)) if gateway else (COLUMNS, _on(db, _token_rows))
     if as_json:
-        print_text(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=2))
+        print_text(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
     elif not rows:
-        print_text("no tokens in this database; create one with: penstock tokens create NAME --role admin")
+        what, how = ("gateway keys", "--gateway --daily 5") if gateway else ("tokens", "--role admin")
+        print_text(f"no {what} in this database; create one with: penstock tokens create NAME {how}")
     else:
-        print_text("\n".join(_table([COLUMNS, *rows])))
+        print_text("\n".join(_table([columns, *rows])))
     return Exit.OK
 
 
@@ -165,18 +180,43 @@ def revoke(
     return Exit.OK
 
 
-async def _all_tokens(stores: Stores) -> list[TokenRecord]:
-    found: list[TokenRecord] = []
-    while page := await stores.tokens.list(before=found[-1].id if found else None, limit=PAGE):
-        found += page
-    return found
+async def _token_rows(stores: Stores) -> list[tuple[str, ...]]:
+    from penstock.server.tokens import all_tokens
+
+    return [_row(token, _now_ms()) async for token in all_tokens(stores.tokens)]
+
+
+async def _key_rows(stores: Stores) -> list[tuple[str, ...]]:
+    from penstock.gateway.key_accounts import spend_on
+    from penstock.hosting.durability import day_of
+    from penstock.runtime.durable.async_ledger import AsyncLedger
+    from penstock.server.tokens import all_tokens
+
+    ledger, day = AsyncLedger(stores.ledger), day_of(_now_ms())
+    return [
+        _key_row(key, await spend_on(ledger, key, day), _now_ms()) async for key in all_tokens(stores.tokens, "gateway")
+    ]
+
+
+def _key_row(key: TokenRecord, spend: KeySpend, now_ms: int) -> tuple[str, ...]:
+    limits = key.limits or {}
+    budgets = (_usd(limits.get(name)) for name in ("daily_usd", "max_cost_usd"))
+    used = (format_usd(nanos) for nanos in (spend.spent_nanos, spend.held_nanos, spend.unresolved_nanos))
+    left = "-" if spend.left_nanos is None else format_usd(spend.left_nanos)
+    return key.id, key.name, key.team or "-", _state(key, now_ms), *budgets, *used, left, ", ".join(key.models or ["*"])
+
+
+def _usd(amount: Usd | None) -> str:
+    return "-" if amount is None else format_usd(to_nanos(amount))
+
+
+def _state(token: TokenRecord, now_ms: int) -> str:
+    return "active" if token.is_active(now_ms) else "expired" if token.revoked_ms is None else "revoked"
 
 
 def _row(token: TokenRecord, now_ms: int) -> tuple[str, ...]:
-    state = "active" if token.is_active(now_ms) else "expired" if token.revoked_ms is None else "revoked"
     times = (_moment(ms) for ms in (token.created_ms, token.expires_ms, token.last_used_ms))
-    created, expires, used = times
-    return token.id, token.name, token.role, token.kind, state, created, expires, used, printable(token.note)
+    return token.id, token.name, token.role, token.kind, _state(token, now_ms), *times, printable(token.note)
 
 
 def _moment(at_ms: int | None) -> str:

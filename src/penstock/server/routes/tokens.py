@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import date
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
-from pydantic import Field
+from fastapi import APIRouter, Query
+from pydantic import Field, model_validator
 from starlette.requests import Request
 
-from penstock.hosting.tokens import TokenKind, TokenRecord, TokenRole
+from penstock.errors import LedgerUnavailable
+from penstock.gateway.key_accounts import KeySpend, days_until, spend_on
+from penstock.hosting.durability import day_of
+from penstock.hosting.tokens import TokenKind, TokenNotFound, TokenRecord, TokenRole
+from penstock.money import to_usd
+from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.server.auth import Token, format_time
 from penstock.server.errors import ApiError
-from penstock.server.schemas import Body, Shown
+from penstock.server.schemas import Body, Money, Shown
 from penstock.server.state import KNOWN_QUERY, CurrentUser, PageSize, PathId, QueryId, ServerState, Service
-from penstock.server.tokens import MAX_NOTE, create_token
+from penstock.server.tokens import MAX_NOTE, check_team, create_token
 
 router = APIRouter(prefix="/api/tokens", tags=["tokens"], dependencies=[KNOWN_QUERY])
 
 TokenState = Literal["active", "expired", "revoked"]
+Pattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
+"""A pattern of model names."""
+MAX_PATTERNS = 100
+MAX_DAYS = 366
 IN_ENVIRONMENT = "env-"
 """Beginning of the ids under which tokens of the environment are listed."""
 
@@ -36,6 +47,86 @@ class NewToken(Body):
     ] = None
     note: Annotated[str, Field(max_length=MAX_NOTE, description="What the token is for")] = ""
     another: Annotated[bool, Field(description="Allow a further active token of the same name")] = False
+    kind: Annotated[
+        TokenKind, Field(description="user for a person or a program; gateway for a key that calls models only")
+    ] = "user"
+    daily_usd: Annotated[Money | None, Field(description="Gateway key: budget for each day (UTC)")] = None
+    max_cost_usd: Annotated[Money | None, Field(description="Gateway key: budget for all of its time")] = None
+    models: Annotated[
+        tuple[Pattern, ...],
+        Field(max_length=MAX_PATTERNS, description="Gateway key: models that it may call, such as gpt-*"),
+    ] = ()
+    team: Annotated[str, Field(max_length=64, description="Gateway key: team whose daily budget it spends from")] = ""
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> NewToken:
+        of_keys = {"daily_usd": self.daily_usd, "max_cost_usd": self.max_cost_usd, "models": self.models}
+        given = [name for name, value in {**of_keys, "team": self.team}.items() if value not in (None, (), "")]
+        if given and self.kind != "gateway":
+            raise ValueError(f"{', '.join(given)} may be set for gateway keys only; set `kind` to gateway")
+        return self
+
+    @property
+    def limits(self) -> dict[str, str] | None:
+        """The limits to store; None for a user's token."""
+        if self.kind != "gateway":
+            return None
+        given = {"daily_usd": self.daily_usd, "max_cost_usd": self.max_cost_usd}
+        return {name: f"{amount:f}" for name, amount in given.items() if amount is not None}
+
+
+class DaySpend(Shown):
+    """What a gateway key has spent on one day (UTC)."""
+
+    day: date
+    limit_usd: float | None
+    """Most that the key may spend on the day: its daily budget, or what is left of its whole budget if less."""
+    spent_usd: float
+    held_usd: float
+    """Held for calls under way."""
+    unresolved_usd: float
+    """Held for calls whose bill is unknown; it counts as spent until it is resolved."""
+    left_usd: float | None
+    api_calls: int
+    tokens_in: int
+    tokens_out: int
+
+    @classmethod
+    def of(cls, spend: KeySpend) -> DaySpend:
+        """Convert the figures of the ledger."""
+        usd = {
+            name: None if nanos is None else to_usd(nanos)
+            for name, nanos in (("limit_usd", spend.limit_nanos), ("left_usd", spend.left_nanos))
+        }
+        return cls(
+            day=spend.day,
+            **usd,
+            spent_usd=to_usd(spend.spent_nanos),
+            held_usd=to_usd(spend.held_nanos),
+            unresolved_usd=to_usd(spend.unresolved_nanos),
+            api_calls=spend.api_calls,
+            tokens_in=spend.tokens_in,
+            tokens_out=spend.tokens_out,
+        )
+
+
+class GatewayKeyShown(Shown):
+    """The budgets of a gateway key, and what it has spent today."""
+
+    team: str
+    daily_usd: float | None
+    max_cost_usd: float | None
+    models: list[str]
+    """Patterns of the models that it may call; empty for all."""
+    today: DaySpend | None
+    """None while the ledger is unavailable."""
+
+
+class SpendShown(Shown):
+    """What a gateway key has spent, day by day, oldest first; days without calls are included."""
+
+    token_id: str
+    days: list[DaySpend]
 
 
 class TokenShown(Shown):
@@ -56,6 +147,8 @@ class TokenShown(Shown):
     note: str = ""
     is_yours: bool = False
     """Whether it is the token of this request."""
+    gateway: GatewayKeyShown | None = None
+    """Budgets and spend of a gateway key; None for a user's token."""
 
 
 class TokenList(Shown):
@@ -76,32 +169,65 @@ class CreatedToken(Shown):
 
 
 @router.get("")
-async def list_tokens(request: Request, service: Service, before: QueryId = None, limit: PageSize = 100) -> TokenList:
-    """List the tokens of the database and of the server's environment; never secrets."""
-    found = await service.stores.tokens.list(before=before, limit=limit + 1)
-    now_ms, own = service.now_ms(), request.state.token
-    shown = [_shown(token, now_ms, own) for token in found[:limit]]
-    named = _in_environment(service, own) if before is None else []
+async def list_tokens(
+    request: Request,
+    service: Service,
+    before: QueryId = None,
+    limit: PageSize = 100,
+    kind: Annotated[TokenKind | None, Query(description="Only tokens of this kind")] = None,
+) -> TokenList:
+    """List the tokens of the database and of the server's environment; never secrets.
+
+    Gateway keys have their budgets, and what they have spent today.
+    """
+    found = await service.stores.tokens.list(kinds=() if kind is None else (kind,), before=before, limit=limit + 1)
+    own = request.state.token
+    shown = [await _shown(service, token, own) for token in found[:limit]]
+    named = _in_environment(service, own) if before is None and kind != "gateway" else []
     following = found[limit - 1].id if len(found) > limit else None
     return TokenList(tokens=[*named, *shown], next=following, needs_tokens=await service.needs_tokens())
+
+
+@router.get("/{token_id}/spend")
+async def spend(token_id: PathId, service: Service, days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 30) -> SpendShown:
+    """Return what a gateway key has spent on each of the last days (UTC), today included."""
+    key = await service.stores.tokens.get(token_id)
+    if key is None:
+        raise TokenNotFound(token_id)
+    if key.kind != "gateway":
+        raise ApiError(409, "this is no gateway key; the costs of its user are in the list of runs")
+    ledger, wanted = AsyncLedger(service.stores.ledger), days_until(key, day_of(service.now_ms()))[-days:]
+    return SpendShown(token_id=token_id, days=[DaySpend.of(await spend_on(ledger, key, day)) for day in wanted])
 
 
 @router.post("", status_code=201)
 async def create(body: NewToken, request: Request, service: Service, user: CurrentUser) -> CreatedToken:
     """Create a token, in force at once; the response has its secret, which is not stored and not shown again.
 
-    409 if the user has an active token already, unless `another` is set. The first admin's token ends the free access
-    that a server without tokens gives to its machine.
+    409 if the user has an active token already, unless `another` is set or it is a gateway key; and if the user has an
+    active gateway key of another team. The first admin's token ends the free access that a server without tokens gives
+    to its machine.
     """
     now_ms = service.now_ms()
     record, secret = create_token(
-        body.name, body.role, by=user.name, now_ms=now_ms, expires=body.expires, note=body.note
+        body.name,
+        body.role,
+        by=user.name,
+        now_ms=now_ms,
+        expires=body.expires,
+        note=body.note,
+        kind=body.kind,
+        limits=body.limits,
+        models=body.models or None,
+        team=body.team,
     )
-    if not body.another:
+    if body.kind == "gateway":
+        await check_team(service.stores.tokens, record, now_ms)
+    elif not body.another:
         _check_name(service, body.name)
     added = await service.stores.tokens.add(record, is_only=not body.another)
     service.tokens.forget(added.id)
-    shown = _shown(added, now_ms, request.state.token)
+    shown = await _shown(service, added, request.state.token)
     return CreatedToken(token=shown, secret=secret, needs_tokens=await service.needs_tokens())
 
 
@@ -123,10 +249,11 @@ async def revoke(token_id: PathId, request: Request, service: Service, user: Cur
         token_id, by=user.name, now_ms=now_ms, keep_admin=not _has_admin(service)
     )
     service.tokens.forget(revoked.id)
-    return _shown(revoked, now_ms, own)
+    return await _shown(service, revoked, own)
 
 
-def _shown(token: TokenRecord, now_ms: int, own: Token | None) -> TokenShown:
+async def _shown(service: ServerState, token: TokenRecord, own: Token | None) -> TokenShown:
+    now_ms = service.now_ms()
     state: TokenState = "active" if token.is_active(now_ms) else "expired" if token.revoked_ms is None else "revoked"
     return TokenShown(
         id=token.id,
@@ -143,6 +270,20 @@ def _shown(token: TokenRecord, now_ms: int, own: Token | None) -> TokenShown:
         last_used_ms=token.last_used_ms,
         note=token.note,
         is_yours=own is not None and own.id == token.id,
+        gateway=await _gateway_key(service, token) if token.kind == "gateway" else None,
+    )
+
+
+async def _gateway_key(service: ServerState, key: TokenRecord) -> GatewayKeyShown:
+    limits, today = key.limits or {}, None
+    with suppress(LedgerUnavailable):  # the figures are only shown
+        today = DaySpend.of(await spend_on(AsyncLedger(service.stores.ledger), key, day_of(service.now_ms())))
+    return GatewayKeyShown(
+        team=key.team,
+        daily_usd=limits.get("daily_usd"),
+        max_cost_usd=limits.get("max_cost_usd"),
+        models=list(key.models or ()),
+        today=today,
     )
 
 

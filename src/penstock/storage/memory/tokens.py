@@ -23,7 +23,7 @@ from penstock.storage.rules import check_token
 
 TOKEN = RecordCodec(
     TokenRecord,
-    names=("id", "name", "salt", "digest", "created_by", "revoked_by"),
+    names=("id", "name", "salt", "digest", "created_by", "revoked_by", "team"),
     texts=("note",),
     numbers=("created_ms", "expires_ms", "revoked_ms", "last_used_ms"),
     documents=("limits", "models"),

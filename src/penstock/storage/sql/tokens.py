@@ -39,6 +39,7 @@ ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
     "note": codec.encode_text,
     "limits": codec.encode_document,
     "models": codec.encode_document,
+    "team": codec.name,
 }
 """Encoder of each field's column value."""
 

@@ -26,7 +26,8 @@ class TokenStoreContract(StoreContract):
 
     @fresh
     async def test_a_token_is_read_back_unchanged(self, stores: StoreBundle) -> None:
-        token = a_token(note="k\x00\ud83d", kind="gateway", limits={"usd": "1"}, models=["m"], expires_ms=9)
+        limits = {"usd": "1"}
+        token = a_token(note="k\x00\ud83d", kind="gateway", limits=limits, models=["m"], team="dams", expires_ms=9)
         assert await stores.tokens.add(token) == token
         assert await stores.tokens.add(token) == token, "the same again changes nothing"
         assert await stores.tokens.get(token.id) == token
@@ -37,7 +38,7 @@ class TokenStoreContract(StoreContract):
     @fresh
     async def test_a_token_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
         wrong: tuple[dict[str, Any], ...] = ({"role": "owner"}, {"kind": "robot"}, {"models": "m"}, {"limits": [1]})
-        for fields in (*wrong, {"name": NOT_NAMES[0]}, {"created_ms": 1.5}, {"note": None}):
+        for fields in (*wrong, {"name": NOT_NAMES[0]}, {"created_ms": 1.5}, {"note": None}, {"team": NOT_NAMES[0]}):
             with raises(InvalidValue):
                 await stores.tokens.add(a_token(**fields))
         assert list(await stores.tokens.list()) == []
