@@ -68,6 +68,17 @@ def test_two_files_of_one_name_are_two_modules(files: Path) -> None:
     assert [*load_served(["a/app.py", "b/app.py"]).files] == ["a", "b"]
 
 
+def test_target_that_is_named_twice_is_served_once_and_reported(files: Path) -> None:
+    (files / "flows").mkdir()
+    (files / "flows" / "drawing.json").write_text('{"id": "drawing", "nodes": [], "edges": []}')
+    served = load_served(["two.py:graph", "./two.py:graph", "flows", "flows/drawing.json"])
+    assert [*served.files] == ["flow", "drawing"]
+    assert [str(refused) for refused in served.refused] == [
+        "./two.py:graph is named twice; name it once",
+        "flows/drawing.json is named twice; name it once",
+    ]
+
+
 def test_loading_again_imports_neighbours_anew_and_old_programs_keep_theirs(files: Path) -> None:
     old = load_served(["two.py:graph"]).programs["flow"].target
     (files / "helper.py").write_text("WORD = 'two'\n")
@@ -99,7 +110,7 @@ def test_snapshot_covers_programs_their_neighbours_and_graphs_in_json(files: Pat
     targets = ["two.py:graph", "flows"]
     load_served(targets)
     before = snapshot(targets, folders_of(targets))
-    assert {path.name for path in before} == {"two.py", "helper.py", "flow.json"}
+    assert sorted(path.name for path in before) == ["flow.json", "helper.py", "two.py"]  # each of them once
     (files / "flows" / "flow.json").write_text("{ }")
     (files / "flows" / "new.json").write_text("{}")
     now = snapshot(targets, folders_of(targets))

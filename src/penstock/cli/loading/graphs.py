@@ -73,10 +73,7 @@ def load_target(target: str) -> Graph | GraphSource:
         if isinstance(found, GraphSpec):
             return GraphSource(graph_to_json(found))
         return _around(found) if is_agent(found) else found
-    path = Path(target)
-    if not path.exists() and not path.suffix and "/" not in target:
-        raise Refused(f"there is no file {shown(target)}; a graph in a module is named package.module:name")
-    return read_source(path, "FILE")
+    return read_source(Path(target), "FILE")
 
 
 def load_graph(target: str) -> Runnable:
@@ -132,6 +129,8 @@ def _around(agent: Agent) -> Graph:
 
 def read_source(path: Path, what: str) -> GraphSource:
     """Read a graph from a JSON file; without an id, it gets the file's stem. GraphInvalid if it is no JSON object."""
+    if not path.exists() and not path.suffix and path == Path(path.name):
+        raise Refused(f"there is no file {shown(str(path))}; a graph in a module is named package.module:name")
     content = read_bytes(path, what)
     graph, problems = read_loosely(content)
     if graph is None:

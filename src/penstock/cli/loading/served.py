@@ -83,9 +83,10 @@ class Served:
         if ID.fullmatch(file.id) is None:
             advice = 'rename the file, or give the graph another "id"' if program is None else "give it another name"
             raise Refused(f"{file.where}: {shown(file.id)} is not a valid graph id; {advice}: {AN_ID}")
-        if file.id in self.files:
-            both = f"{file.where} and {self.files[file.id].where} both have a graph called {file.id!r}"
-            raise Refused(f"{both}; rename one")
+        if (other := self.files.get(file.id)) is not None:
+            if Path(file.where) == Path(other.where):
+                raise Refused(f"{file.where} is named twice; name it once")
+            raise Refused(f"{file.where} and {other.where} both have a graph called {file.id!r}; rename one")
         self.files[file.id] = file
         if program is not None:
             self.programs[file.id] = program
@@ -250,7 +251,7 @@ def snapshot(targets: Iterable[str], folders: Iterable[Path]) -> dict[Path, tupl
     for folder in parents:
         files.update(folder.glob("*.py"))  # one that could not be imported is not loaded
     for target in targets:
-        path = Path(module_in(target) if is_code(target) else target)
+        path = Path(module_in(target) if is_code(target) else target).resolve()
         files.update(path.glob("*.json") if path.is_dir() else [path])
     found: dict[Path, tuple[int, int]] = {}
     for file in files:
