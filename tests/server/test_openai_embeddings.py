@@ -150,6 +150,8 @@ async def test_a_repeated_request_gets_the_same_run() -> None:
         for _ in range(2):
             await client.embeddings.create(model="embedder", input="a", extra_headers={"Idempotency-Key": "one"})
         assert len(model.sent) == len(await it.runs()) == 1
+        with pytest.raises(openai.ConflictError, match="this Idempotency-Key was sent with another request"):
+            await client.embeddings.create(model="embedder", input="b", extra_headers={"Idempotency-Key": "one"})
 
 
 async def test_an_answer_with_too_few_vectors_fails_and_is_paid() -> None:

@@ -297,10 +297,19 @@ async def test_a_request_with_the_same_idempotency_key_gets_the_same_run() -> No
         repeated = await client.responses.create(model="plain", input="x", extra_headers={"Idempotency-Key": "2"})
         assert repeated.id == response.id
         assert len(await served.runs()) == 2
-        with pytest.raises(openai.ConflictError):
-            await client.chat.completions.create(
+        others: list[Any] = [
+            client.chat.completions.create(
                 model="parrot", messages=[{"role": "user", "content": "y"}], extra_headers=headers
-            )
+            ),
+            client.chat.completions.create(model="plain", messages=MESSAGES, extra_headers=headers),
+            client.responses.create(model="plain", input="y", extra_headers={"Idempotency-Key": "2"}),
+            client.responses.create(model="parrot", input="x", extra_headers={"Idempotency-Key": "2"}),
+        ]
+        for other in others:
+            with pytest.raises(openai.ConflictError, match="this Idempotency-Key was sent with another") as refused:
+                await other
+            assert (refused.value.code, refused.value.param) == ("conflict", "Idempotency-Key")
+        assert len(await served.runs()) == 2
         with pytest.raises(openai.BadRequestError, match="1 to 255 characters"):
             await client.chat.completions.create(
                 model="parrot", messages=MESSAGES, extra_headers={"Idempotency-Key": "k" * 256}

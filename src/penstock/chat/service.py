@@ -54,7 +54,14 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
 from penstock.hosting.host import RunHost
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunIdConflict, RunRecord, retry_unavailable
+from penstock.hosting.ports import (
+    INTERACTIVE_ATTEMPTS,
+    Conflict,
+    RunIdConflict,
+    RunIdTaken,
+    RunRecord,
+    retry_unavailable,
+)
 from penstock.ids import new_run_id
 
 Input = str | Sequence[Mapping[str, Any]]
@@ -454,7 +461,7 @@ class ChatService:
     def _known(self, chat: ChatRecord, run: RunRecord) -> ChatTurn:
         origin = run.origin
         if (origin.get("kind"), origin.get("chat_id"), run.owner) != (KIND, chat.id, chat.owner):
-            raise Conflict(f"the id {run.id!r} is that of another run; give this one an id of its own")
+            raise RunIdTaken(f"the id {run.id!r} is that of another run; give this one an id of its own")
         return ChatTurn(
             chat.id, run.id, origin.get("user_message_id"), origin["message_id"], run, self._host, self._answer_of
         )

@@ -16,7 +16,7 @@ from penstock.chat.conversation import ChatMessage, MessageTree
 from penstock.chat.ports import Attachment
 from penstock.checks import choice
 from penstock.hosting.limits import RunLimits
-from penstock.hosting.ports import Conflict, HostedEvent, RunRecord, retry_unavailable
+from penstock.hosting.ports import Conflict, HostedEvent, RunIdTaken, RunRecord, retry_unavailable
 
 if TYPE_CHECKING:
     from penstock.hosting.host import RunHost
@@ -93,9 +93,9 @@ class TurnRequest:
         return answers_something_else(self.run_id)
 
 
-def answers_something_else(run_id: str | None) -> Conflict:
+def answers_something_else(run_id: str | None) -> RunIdTaken:
     """Return the error for a different request with the same run id."""
-    return Conflict(f"run {run_id!r} answers something else; give this one an id of its own")
+    return RunIdTaken(f"run {run_id!r} answers something else; give this one an id of its own")
 
 
 def user_message_id(answer_id: str) -> str:

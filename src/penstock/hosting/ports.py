@@ -310,7 +310,11 @@ class Conflict(PenstockError):
     """The request contradicts stored data: an id that is taken, a version that is not the newest, a state."""
 
 
-class RunIdConflict(Conflict):
+class RunIdTaken(Conflict):
+    """The id of a request belongs to the run of another request."""
+
+
+class RunIdConflict(RunIdTaken):
     """The id belongs to the existing run `known`, which differs from the requested one in `fields`."""
 
     def __init__(self, known: RunRecord, fields: Sequence[str]) -> None:

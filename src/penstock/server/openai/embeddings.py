@@ -75,7 +75,9 @@ async def _start(
     if handle is None:
         idempotent_id = run_id_from(user, request.headers)
         graph = await _graph_of(service, body, body.penstock.run_id or idempotent_id)
-        handle = await submit_input(RunRequest(service, user, graph, (), body, None, idempotent_id), given)
+        run_request = RunRequest(service, user, graph, (), body, None, idempotent_id)
+        with run_request.naming_key():
+            handle = await submit_input(run_request, given)
     return handle, service.retries.add(key, handle)
 
 

@@ -139,10 +139,11 @@ async def _start_run(
     about = _echoed(body, uses_history=previous_id is not None or graph.is_conversational).to_store()
     client = await service.client_request(graph, options)
     request = RunRequest(service, user, graph, turns, body, about, idempotent_id, client)
-    if previous_id is None:
-        return await start(request)
-    before, _ = await _run_of(service, user, previous_id, "previous_response_id")
-    return await continue_from(request, before, previous_id)
+    with request.naming_key():
+        if previous_id is None:
+            return await start(request)
+        before, _ = await _run_of(service, user, previous_id, "previous_response_id")
+        return await continue_from(request, before, previous_id)
 
 
 async def _delivering(frames: AsyncGenerator[bytes, None], entry: Entry[RunHandle]) -> AsyncGenerator[bytes, None]:

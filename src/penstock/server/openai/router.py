@@ -186,7 +186,9 @@ async def _start(
         idempotent_id = run_id_from(user, request.headers)
         graph = await service.graph_of(body.model, body.penstock.run_id or idempotent_id)
         client = await service.client_request(graph, options)
-        handle = await start(RunRequest(service, user, graph, turns, body, None, idempotent_id, client))
+        run_request = RunRequest(service, user, graph, turns, body, None, idempotent_id, client)
+        with run_request.naming_key():
+            handle = await start(run_request)
     return handle, service.retries.add(key, handle)
 
 

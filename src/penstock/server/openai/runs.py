@@ -48,6 +48,7 @@ from penstock.hosting.ports import (
     GraphHead,
     GraphRecord,
     HostedEvent,
+    RunIdTaken,
     RunRecord,
     StoreUnavailable,
 )
@@ -58,7 +59,7 @@ from penstock.server.errors import RETRY_AFTER_S, ApiError
 from penstock.server.graph_check import GraphChecker, is_chat_entered, is_conversational
 from penstock.server.openai.entry import EntryAgents, check_options, entry_agents
 from penstock.server.openai.refusals import Refused, model_not_found, outcome_unknown
-from penstock.server.openai.retries import Entry, Retries
+from penstock.server.openai.retries import IDEMPOTENCY_KEY, Entry, Retries
 from penstock.server.openai.wire.answer import (
     AnswerBuilder,
     ClientCalls,
@@ -223,6 +224,17 @@ class RunRequest:
     def run_id(self) -> str | None:
         """The id that the client chose for the run; None if the host chooses it."""
         return self.body.penstock.run_id or self.idempotent_id
+
+    @contextmanager
+    def naming_key(self) -> Iterator[None]:
+        """Report a taken run id by the `Idempotency-Key` that it was made from, which is all that the client knows."""
+        try:
+            yield
+        except RunIdTaken:
+            if self.idempotent_id is None or self.run_id != self.idempotent_id:
+                raise
+            message = f"this {IDEMPOTENCY_KEY} was sent with another request, whose run it names; send a new key"
+            raise Refused(409, message, param=IDEMPOTENCY_KEY, code="conflict", may_retry=False) from None
 
     @property
     def where(self) -> str:
