@@ -25,6 +25,7 @@ app = typer.Typer(rich_markup_mode=None)
 ADVICE = {
     "unknown_type": "name the executors of these types with --executors module:name",
     "unknown_model": "add models with --models module:name",
+    "model_not_allowed": "allow it with --allow-model, or offer it under a name with --models",
     "unknown_tool": "add tools with --tools module:name",
 }
 """What to do about problems of these codes, on any command line that loads graphs."""

@@ -30,6 +30,15 @@ Tools = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE:NAME", help="Tools by name. Repeatable."),
 ]
+AllowModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-model",
+        metavar="PATTERN",
+        help="Providers' models that graphs in JSON may name, such as 'openai:gpt-4o*', or none; default: all. "
+        "Repeatable.",
+    ),
+]
 Prices = Annotated[
     list[str] | None,
     typer.Option(metavar="MODULE:NAME", help="Prices by model; they override known prices. Repeatable."),

@@ -5,7 +5,8 @@ of the JSON, of the graph and of each node's data, and names that the services d
 hides no other, except where nothing is left to look at: text that is not JSON, or a document without a list of nodes.
 
 `check_document` needs no services and its result can be cached; `DocumentCheck.problems_with` compares the names with
-what is offered now. A model named as a provider's (`openai:gpt-4o`) is accepted: only a call shows whether it exists.
+what is offered now. A model named as a provider's (`openai:gpt-4o`) is accepted, unless the service `allowed_models`
+excludes it: only a call shows whether it exists.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penstock.errors import InvalidValue
 from penstock.kernel.document import read_loosely, without_repeats
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem, shown
+from penstock.nodes.parts.services import ALLOWED_MODELS, ModelNotAllowed, check_allowed
 from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.nodes.program import ProgramNotServed
 from penstock.runtime.graphs.settings import Checked
@@ -33,14 +35,16 @@ NO_CHAT = "no_chat"
 """Problem code of a graph that can run, but that a chat cannot enter."""
 UNKNOWN_MODEL = "unknown_model"
 """Problem code of a model that a node names and the services do not offer."""
+MODEL_NOT_ALLOWED = "model_not_allowed"
+"""Problem code of a provider's model that the operator does not allow graphs to name."""
 UNKNOWN_TOOL = "unknown_tool"
 """Problem code of a tool that a node names and the services do not offer."""
 UNKNOWN_MCP_SERVER = "unknown_mcp_server"
 """Problem code of an MCP server that a node names and the services do not have."""
 UNKNOWN_PROGRAM = "unknown_program"
 """Problem code of a Python program that a node names and that is not served."""
-NOT_OFFERED = frozenset({UNKNOWN_MODEL, UNKNOWN_TOOL, UNKNOWN_MCP_SERVER, UNKNOWN_PROGRAM})
-"""Problems that disappear without a change of the graph, when the services offer the name."""
+NOT_OFFERED = frozenset({UNKNOWN_MODEL, MODEL_NOT_ALLOWED, UNKNOWN_TOOL, UNKNOWN_MCP_SERVER, UNKNOWN_PROGRAM})
+"""Problems that disappear without a change of the graph, when the services offer or allow the name."""
 
 USES: Mapping[str, str] = MappingProxyType({"model": "models", "program": PROGRAMS})
 """Settings that name something a service offers, with the service, of a node type that does not declare its own."""
@@ -51,7 +55,7 @@ Entries = Callable[[GraphSpec], Iterable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A name in the data of a node that a service has to offer."""
+    """A name in the data of a node that a service has to offer or, for a provider's model, to allow."""
 
     service: str
     path: str
@@ -60,7 +64,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class DocumentCheck:
-    """The problems of a document by itself, and the names that the services must offer."""
+    """The problems of a document by itself, and the names that depend on the services."""
 
     problems: tuple[Problem, ...]
     named: tuple[Named, ...] = ()
@@ -75,11 +79,12 @@ class DocumentCheck:
         """Whether a model may be named as a provider's."""
         return any(_may_be_provided(named) for named in self.named)
 
-    def without_providers(self) -> DocumentCheck:
-        """Return the check without the models of providers, which no service has to offer; imports the providers."""
+    def with_providers(self) -> DocumentCheck:
+        """Return the check in which models of providers need only be allowed; imports the providers."""
         # Imported here, by name: the package is of a higher layer, and it loads half of a provider client.
         providers = import_module("penstock.providers.models.names").PROVIDERS
-        return replace(self, named=tuple(named for named in self.named if not _is_provided(named, providers)))
+        named = [replace(one, service=ALLOWED_MODELS) if _is_provided(one, providers) else one for one in self.named]
+        return replace(self, named=tuple(named))
 
 
 def problems_in(
@@ -87,7 +92,7 @@ def problems_in(
 ) -> tuple[Problem, ...]:
     """Return everything that prevents a document from running with these executors and services."""
     check = check_document(document, executors)
-    return (check.without_providers() if check.names_providers else check).problems_with(services)
+    return (check.with_providers() if check.names_providers else check).problems_with(services)
 
 
 def check_document(
@@ -162,9 +167,16 @@ def _is_provided(named: Named, providers: Iterable[str]) -> bool:
 
 
 def _not_offered(named: Named, services: Mapping[str, Any]) -> Problem | None:
-    service = services.get(named.service)
+    of_provider = named.service == ALLOWED_MODELS
+    service = services.get("models" if of_provider else named.service)
     offered = service if isinstance(service, Mapping) else {}
     if named.name in offered:
+        return None
+    if of_provider:
+        try:
+            check_allowed(named.name, services)
+        except ModelNotAllowed as refused:
+            return Problem(MODEL_NOT_ALLOWED, named.path, str(refused))
         return None
     code, detail = NOT_OFFERED_BY[named.service](named.name, offered)
     return Problem(code, named.path, detail)

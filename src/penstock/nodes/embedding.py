@@ -15,7 +15,7 @@ from penstock.agents.embedding import MAX_TEXTS, EmbeddingModel, TextOrTokens, t
 from penstock.errors import InvalidValue, PenstockError
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue, typed
-from penstock.nodes.parts.services import import_default, service_mapping
+from penstock.nodes.parts.services import check_allowed, import_default, service_mapping
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.settings import Checked, Data, Name, Settings, Within
 
@@ -59,7 +59,10 @@ class EmbeddingNode(Checked[EmbeddingData]):
         read = self.settings.read(data)
         given, dimensions = _given(inputs["input"].value if "input" in inputs else context.execution.input)
         texts = texts_in(given)
-        model = await embedding_model_among(read.model, service_mapping(context, "models"))
+        offered = service_mapping(context, "models")
+        if read.model not in offered:
+            check_allowed(read.model, context.services)
+        model = await embedding_model_among(read.model, offered)
         answer = await model.embed(context.execution, texts, dimensions=dimensions or read.dimensions)
         vectors = [to_base64(one) if read.encoding == "base64" else list(one) for one in answer.vectors]
         return typed(vectors[0] if isinstance(given, str) else vectors)

@@ -90,7 +90,7 @@ class GraphChecker:
     async def _check(self, document: Mapping[str, Any], in_chat: bool) -> DocumentCheck:
         entries = _chat_entries if in_chat else None
         result = await aside(document, lambda graph: check_document(graph, self._executors, entries))
-        return await asyncio.to_thread(result.without_providers) if result.names_providers else result
+        return await asyncio.to_thread(result.with_providers) if result.names_providers else result
 
 
 def is_conversational(graph: GraphRecord) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.exits import Broken, Refused
-from penstock.cli.loading.services import load_executors
+from penstock.cli.loading.services import ServiceOptions, load_executors, load_services
 from penstock.kernel.executor import _installed
 from penstock.kernel.graph import GraphSpec, NodeSpec
 
@@ -94,3 +94,13 @@ def test_what_is_no_set_of_executors_is_refused(named: list[str], expected: str)
     with pytest.raises(Refused) as refused:
         load_executors(named, {"text"})
     assert expected in str(refused.value)
+
+
+def test_allowed_models_are_patterns_of_a_provider_and_a_model() -> None:
+    assert "allowed_models" not in load_services(ServiceOptions()).services
+    for allowed in (["openai:gpt-4o*", "ollama:llama3:8b"], ["none"], ["*:*"]):
+        found = load_services(ServiceOptions(allowed_models=allowed)).services
+        assert found["allowed_models"] == tuple(allowed)
+    for wrong in ("gpt-4o", "openai:", ":gpt-4o", ""):
+        with pytest.raises(Refused, match="--allow-model takes a provider and a model, such as"):
+            load_services(ServiceOptions(allowed_models=["openai:*", wrong]))

@@ -27,6 +27,7 @@ class ServiceOptions:
     tools: Sequence[str] | None = None
     prices: Sequence[str] | None = None
     unknown_prices: UnknownPrices | None = None
+    allowed_models: Sequence[str] | None = None
 
     def given(self) -> list[str]:
         """Return the options that were given."""
@@ -50,12 +51,24 @@ class NodeServices:
 
 def load_services(options: ServiceOptions) -> NodeServices:
     """Load the named models, tools and prices, and add the built-in model with its price."""
-    from penstock.server.examples import EXAMPLE_PRICE, ExampleModel  # imports agents, which a Graph does not need
+    from penstock.nodes.parts.services import ALLOWED_MODELS  # imports agents, which a Graph does not need
+    from penstock.server.examples import EXAMPLE_PRICE, ExampleModel
 
     models = {"example": ExampleModel(), **_by_name("--models", options.models)}
     known = {model.name: EXAMPLE_PRICE for model in models.values() if isinstance(model, ExampleModel)}
-    services = {"models": models, "tools": _by_name("--tools", options.tools)}
+    services: dict[str, Any] = {"models": models, "tools": _by_name("--tools", options.tools)}
+    if options.allowed_models:
+        services[ALLOWED_MODELS] = _patterns(options.allowed_models)
     return NodeServices(services, _price_book(known, options))
+
+
+def _patterns(allowed: Sequence[str]) -> tuple[str, ...]:
+    """Return the patterns of providers' models; `none` is one that no model matches."""
+    for pattern in allowed:
+        if pattern != "none" and not all(pattern.partition(":")):
+            expected = "a provider and a model, such as 'openai:gpt-4o*' or 'openai:*', or none"
+            raise Refused(f"--allow-model takes {expected}, not {shown(pattern)}")
+    return tuple(allowed)
 
 
 def load_price_book(options: ServiceOptions) -> PriceBook:

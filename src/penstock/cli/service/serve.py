@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.exits import Refused
 from penstock.cli.options import (
+    AllowModels,
     CostCeiling,
     Database,
     Executors,
@@ -65,6 +66,7 @@ def serve(
     db: Database = None,
     tokens: TokensFile = None,
     models: Models = None,
+    allow_model: AllowModels = None,
     tools: Tools = None,
     executors: Executors = None,
     prices: Prices = None,
@@ -129,6 +131,7 @@ def serve(
       penstock serve graphs/ --db sqlite:///penstock.db --models my_models.py:models
       penstock serve --prices my_prices.py:prices --unknown-prices refuse --daily 20 --user-daily 2
       penstock serve --host 0.0.0.0 --allow-host penstock.example --tokens tokens.txt --cost-ceiling 5
+      penstock serve --tokens tokens.txt --allow-model 'openai:gpt-4o*' --allow-model 'anthropic:*'
       penstock serve --allow-host penstock.example --trusted-proxy 10.0.0.0/8 --root-path /penstock
       penstock serve --db postgresql://localhost/penstock
 
@@ -152,7 +155,7 @@ def serve(
             root_path=root_path,
             db=db or DEFAULT_DATABASE,
             tokens=tokens,
-            services=ServiceOptions(models, tools, prices, unknown_prices),
+            services=ServiceOptions(models, tools, prices, unknown_prices, allow_model),
             executors=tuple(executors or ()),
             max_running=max_running,
             max_running_per_user=max_running_per_user,
@@ -178,6 +181,7 @@ def mcp(
     graphs: Graphs = None,
     db: Database = None,
     models: Models = None,
+    allow_model: AllowModels = None,
     tools: Tools = None,
     executors: Executors = None,
     prices: Prices = None,
@@ -210,7 +214,7 @@ def mcp(
         ServeArguments(
             graphs=tuple(graphs or ()),
             db=db or "memory:",
-            services=ServiceOptions(models, tools, prices, unknown_prices),
+            services=ServiceOptions(models, tools, prices, unknown_prices, allow_model),
             executors=tuple(executors or ()),
             max_cost=max_cost,
             cost_ceiling=cost_ceiling,

@@ -16,6 +16,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
@@ -29,6 +30,9 @@ from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
 from penstock.runtime.graphs.settings import Data, Json, Name, Sized, Text, Within
 
 T = TypeVar("T")
+
+ALLOWED_MODELS = "allowed_models"
+"""Service with patterns of the providers' models that graphs may name; without it, they may name all."""
 
 UNUSABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -110,9 +114,28 @@ class ModelUnknown(PenstockError):
         super().__init__(f"there is no model {name!r}: services['models'] has {offered}, and {why}")
 
 
+class ModelNotAllowed(PenstockError):
+    """A node names a provider's model that the operator does not allow graphs to name."""
+
+    def __init__(self, name: str, allowed: Iterable[str]) -> None:
+        self.name = name
+        listed = ", ".join(allowed) or "none"
+        super().__init__(f"graphs may not name the model {name!r} here; of providers' models they may name: {listed}")
+
+
+def check_allowed(name: str, services: Any) -> None:
+    """Raise ModelNotAllowed if graphs may not name this model of a provider."""
+    allowed = services.get(ALLOWED_MODELS)
+    if allowed is not None and not any(fnmatchcase(name, pattern) for pattern in allowed):
+        raise ModelNotAllowed(name, allowed)
+
+
 async def model_for(data: ModelData, context: FlowContext) -> Model:
-    """Return the model that the data selects."""
-    return await model_among(data, service_mapping(context, "models"))
+    """Return the model that the data selects; ModelNotAllowed for one that graphs may not name."""
+    offered = service_mapping(context, "models")
+    if isinstance(data, str) and data not in offered:
+        check_allowed(data, context.services)
+    return await model_among(data, offered)
 
 
 async def model_among(data: ModelData, offered: Mapping[str, Any]) -> Model:
