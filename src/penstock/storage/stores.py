@@ -95,6 +95,7 @@ class Stores:
     """Rows that could not be decoded, as far as they were noticed."""
     _transact: Transact = field(repr=False)
     _scan: Callable[[float], Awaitable[Sequence[StoreCorrupt]]] = field(repr=False)
+    _measure: Callable[[], Awaitable[int | None]] = field(repr=False)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack, repr=False)
 
     async def transaction(self, unit: Unit[T], *, inline: bool = False) -> T:
@@ -113,6 +114,10 @@ class Stores:
         """
         self.faults.replace(await self._scan(pause_s))
         return self.faults.rows
+
+    async def size_bytes(self) -> int | None:
+        """Return the size of the database, ledger included; None in memory."""
+        return await self._measure()
 
     async def close(self) -> None:
         """Finish pending operations and release all resources; idempotent."""
@@ -241,6 +246,7 @@ def _open_memory(clock: Clock) -> Stores:
         memory.faults,
         memory.transaction,
         memory.scan,
+        memory.size_bytes,
     )
 
 
@@ -252,7 +258,8 @@ async def _open_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
         await check_ledger(url)
         ledger = await _open_ledger(lambda: SqliteLedgerStore(ledger_path(path), clock=clock, fsync=fsync))
         opened.push_async_callback(asyncio.to_thread, ledger.close)
-        return _sql_stores(database, f"sqlite:///{path}", ledger, opened.pop_all())
+        measure = partial(asyncio.to_thread, _size_of_files, path)
+        return _sql_stores(database, f"sqlite:///{path}", ledger, measure, opened.pop_all())
     raise AssertionError("unreachable")
 
 
@@ -263,7 +270,7 @@ async def _open_postgres_stores(url: str, clock: Clock) -> Stores:
         await versions.prepare_postgres(database)
         ledger = await _open_ledger(lambda: _postgres_ledger(url, clock))
         opened.push_async_callback(asyncio.to_thread, ledger.close)
-        return _sql_stores(database, database.where, ledger, opened.pop_all())
+        return _sql_stores(database, database.where, ledger, database.size_bytes, opened.pop_all())
     raise AssertionError("unreachable")
 
 
@@ -304,7 +311,19 @@ def _postgres_ledger(url: str, clock: Clock) -> PostgresLedgerStore:
     return PostgresLedgerStore(url, clock=clock)
 
 
-def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: AsyncExitStack) -> Stores:
+def _size_of_files(path: Path) -> int:
+    """Return the size of a database file, its ledger, and their write-ahead logs."""
+    files = [Path(f"{file}{suffix}") for file in (path, ledger_path(path)) for suffix in ("", "-wal")]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _sql_stores(
+    database: Database,
+    url: str,
+    ledger: LedgerStore,
+    measure: Callable[[], Awaitable[int | None]],
+    closing: AsyncExitStack,
+) -> Stores:
     return Stores(
         url,
         SqlRunStore(database),
@@ -322,6 +341,7 @@ def _sql_stores(database: Database, url: str, ledger: LedgerStore, closing: Asyn
         database.faults,
         partial(_transact, database),
         partial(unreadable_rows, database),
+        measure,
         closing,
     )
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.service import doctor
-from penstock.cli.service.doctor import Finding, check
+from penstock.cli.service.doctor import check
 from penstock.kernel import executor
+from penstock.server.checkup import Finding, guarded
 from penstock.storage import newest_version
 from penstock.testing import ManualClock
 from tests.cli.conftest import Penstock
@@ -247,4 +247,4 @@ def test_a_check_that_fails_has_found_something() -> None:
     def fails() -> Finding:
         raise RuntimeError("no")
 
-    assert doctor._guarded("it", fails) == Finding("it", "broken", "RuntimeError: no")
+    assert guarded("it", fails) == Finding("it", "broken", "RuntimeError: no")

@@ -9,70 +9,30 @@ import asyncio
 import json
 import os
 import shutil
-import sqlite3
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from importlib import metadata
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.options import URL, AsJson, CostCeiling, Database, TokensFile, Url, UserDaily
 from penstock.cli.render.screen import Line, Screen, print_text, printable
 from penstock.cli.service.db import describe_version
-from penstock.cli.version import version
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.runtime.billing.prices import default_prices
+from penstock.server.checkup import Finding, State, check_installation, check_prices, guarded
 
 if TYPE_CHECKING:
     from penstock.server.auth import Token
 
-State = Literal["ok", "missing", "broken"]
-
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "missing": ("·", "yellow"), "broken": ("✗", "red")}
-MIN_SQLITE = (3, 35)
-"""First version with RETURNING."""
 LOW_DISK_MB = 500
 SOON_DAYS = 7
 """Tokens that expire within this many days are listed."""
 RUNNING = "running server"
 NANOS_PER_DAY = 86_400 * 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    name: str
-    state: State
-    """`missing` is optional; `broken` cannot work as it is."""
-    found: str
-    advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Extra:
-    """An optional dependency: its packages, its purpose, and the extra that installs it."""
-
-    packages: tuple[str, ...]
-    purpose: str
-    extra: str
-
-
-EXTRAS = (
-    Extra(("typer", "rich"), "this command line", "cli"),
-    Extra(("fastapi", "uvicorn"), "penstock serve", "server"),
-    Extra(("httpx2",), "http-request nodes, penstock runs and chat", "http"),
-    Extra(("asyncpg",), "PostgreSQL", "postgres"),
-    Extra(("mcp",), "tools of MCP servers, and being one", "mcp"),
-    Extra(("openai",), "OpenAI and compatible servers", "openai"),
-    Extra(("anthropic",), "Anthropic", "anthropic"),
-    Extra(("genai-prices",), "prices of models", "prices"),
-    Extra(("common-expression-language",), "conditional nodes", "conditions"),
-    Extra(("opentelemetry-sdk",), "traces to OpenTelemetry", "otel"),
-)
-KEYS = {"OPENAI_API_KEY": "openai:… models", "ANTHROPIC_API_KEY": "anthropic:… models"}
 
 
 def doctor(
@@ -109,76 +69,13 @@ def check(
     db: str | None, url: str, tokens: str | None = None, *, has_ceiling: bool = False, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Finding]:
     """Run all checks and yield their findings."""
-    yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
-    yield Finding("penstock", "ok", version().removeprefix("penstock "))
-    yield _sqlite()
-    for extra in EXTRAS:
-        yield _extra(extra)
-    yield _node_types()
-    for key, purpose in KEYS.items():
-        yield _key(key, purpose)
-    yield _guarded("price table", _prices)
-    yield _guarded("database", lambda: _database(db))
-    yield _guarded("tokens", lambda: _tokens(tokens, clock.time_ns()))
+    yield from check_installation()
+    yield guarded("price table", lambda: check_prices(default_prices()))
+    yield guarded("database", lambda: _database(db))
+    yield guarded("tokens", lambda: _tokens(tokens, clock.time_ns()))
     if not has_ceiling:
         yield from _unlimited(tokens, clock.time_ns())
-    yield _guarded(RUNNING, lambda: _server(url))
-
-
-def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
-    """Run a check; an exception is reported as a broken finding."""
-    try:
-        return check()
-    except (PenstockError, Refused) as error:
-        return Finding(name, "broken", str(error))
-    except Exception as error:
-        return Finding(name, "broken", f"{type(error).__name__}: {error}")
-
-
-def _sqlite() -> Finding:
-    if sqlite3.sqlite_version_info[:2] < MIN_SQLITE:
-        wanted = ".".join(map(str, MIN_SQLITE))
-        return Finding("sqlite", "broken", sqlite3.sqlite_version, f"storing runs needs SQLite {wanted} or newer")
-    return Finding("sqlite", "ok", sqlite3.sqlite_version)
-
-
-def _extra(extra: Extra) -> Finding:
-    try:
-        found = ", ".join(f"{name} {metadata.version(name)}" for name in extra.packages)
-    except metadata.PackageNotFoundError:
-        return Finding(
-            extra.extra, "missing", f"not installed; for {extra.purpose}", f"pip install 'penstock[{extra.extra}]'"
-        )
-    return Finding(extra.extra, "ok", found)
-
-
-def _node_types() -> Finding:
-    from penstock.kernel.executor import ExecutorRegistry
-
-    registry = ExecutorRegistry.from_entry_points()
-    broken = []
-    for name in registry:
-        try:
-            registry[name]
-        except Exception as error:
-            broken.append(f"{name} ({type(error).__name__}: {error})")
-    if broken:
-        return Finding("node types", "broken", "; ".join(broken), "fix or remove the package that provides it")
-    return Finding("node types", "ok", f"{len(registry)}: {', '.join(sorted(registry))}")
-
-
-def _key(name: str, purpose: str) -> Finding:
-    if os.environ.get(name):
-        return Finding(name, "ok", "set")
-    return Finding(name, "missing", f"not set; for {purpose}", f"export {name}=…")
-
-
-def _prices() -> Finding:
-    from penstock.runtime.billing.prices import default_prices
-
-    if default_prices().is_priced("gpt-4o"):
-        return Finding("price table", "ok", "prices for the models of the usual providers")
-    return Finding("price table", "missing", "no prices", "pip install 'penstock[prices]', or register your own")
+    yield guarded(RUNNING, lambda: _server(url))
 
 
 def _database(url: str | None) -> Finding:
@@ -267,6 +164,8 @@ def _server(url: str) -> Finding:
             server.get("/health")
     except Failed as failed:
         return Finding(RUNNING, "missing", str(failed))
+    except Refused as refused:
+        return Finding(RUNNING, "broken", str(refused))
     return Finding(RUNNING, "ok", f"answers at {url}")
 
 

@@ -70,6 +70,9 @@ class MemoryStores:
         """Return no row: nothing in memory is decoded."""
         return ()
 
+    async def size_bytes(self) -> None:
+        """Return None: there is no database."""
+
     async def check_rows(self, *, pause_s: float = 0.0) -> Sequence[StoreCorrupt]:
         """Return no row: nothing in memory is decoded."""
         return await self.scan(pause_s)

@@ -28,7 +28,7 @@ from penstock.errors import InvalidValue
 from penstock.hosting.ports import StoreCorrupt, StoreUnavailable
 from penstock.notify import Notifier
 from penstock.storage.faults import RowFaults
-from penstock.storage.port import Dialect, Row, T, TransactionBody, Value
+from penstock.storage.port import Dialect, Row, T, Transaction, TransactionBody, Value
 
 DIALECT = Dialect("postgresql", " FOR UPDATE", " FOR SHARE", " FOR UPDATE SKIP LOCKED")
 CHANNEL = "penstock"
@@ -199,6 +199,16 @@ class PostgresDatabase:
                     raise unavailable(self.where, error) from error
                 await self._back_off(error, attempt)
         raise AssertionError("unreachable")
+
+    async def size_bytes(self) -> int:
+        """Return the size of the whole database."""
+
+        async def body(transaction: Transaction) -> int:
+            row = await transaction.row("SELECT pg_database_size(current_database())")
+            assert row is not None, "a function call is one row"
+            return int(row[0])
+
+        return await self.read(body)
 
     @property
     def version(self) -> int:
