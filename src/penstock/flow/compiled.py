@@ -123,7 +123,6 @@ def compile_steps(graph: StepGraph) -> Compiled:
     problems += _in_nested_graphs(graph, steps)
     if problems or plan is None:
         raise GraphInvalid(problems[:MAX_PROBLEMS])
-    graph_id = graph.id
     options = [_options_of(step, step.node) for step in steps]
     return Compiled(
         plan,
@@ -131,15 +130,21 @@ def compile_steps(graph: StepGraph) -> Compiled:
         [_run_of(step.node) for step in steps],
         {at: _run_of(other) for at, step in enumerate(steps) if (other := _fallback_of(step)) is not None},
         [_feed_of(step) for step in steps],
-        [CallSpec("system", step.id, metadata=_metadata_of(graph_id, step)) for step in steps],
+        _calls_of(graph.id, steps),
         options if any(options) else None,
         [number for number, step in enumerate(steps) if step.node is None],
         [number for number, step in enumerate(steps) if _is_sync(step.node)],
     )
 
 
-def _metadata_of(graph_id: str, step: Step) -> dict[str, Any]:
-    return {"graph": graph_id, "step": step.id, "node": step.node_id, "node_type": type_of(step.node)}
+def _calls_of(graph_id: str, steps: list[Step]) -> list[CallSpec]:
+    calls = []
+    for step in steps:
+        node = step.node
+        node_type = "function" if type(node) is FunctionNode else type_of(node)
+        metadata = {"graph": graph_id, "step": step.id, "node": step.node_id, "node_type": node_type}
+        calls.append(CallSpec("system", step.id, metadata=metadata))
+    return calls
 
 
 def problems_of(graph: CompilableGraph) -> list[Problem]:

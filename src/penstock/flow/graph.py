@@ -188,13 +188,15 @@ class Graph:
         """
         if type(step_id) is not str:
             raise InvalidValue("step_id", step_id, "text, or left out")
-        options = (input, input_fn, depends_on, error_policy, sub_budget)
-        if not is_node(node) or isinstance(node, type):
+        if type(node) is not FunctionNode and (not is_node(node) or isinstance(node, type)):
+            options = (input, input_fn, depends_on, error_policy, sub_budget)
             return self._add_other(node, step_id, options, blocking)
         if blocking is not None:
             raise InvalidValue("blocking", blocking, A_FUNCTION_OPTION)
-        before = None if depends_on is None else step_ids(step_id, depends_on, self._id_of)
-        return self._add(Step(node, step_id or node.id, input, input_fn, before, error_policy, sub_budget))
+        step = Step(node, step_id or node.id, input, input_fn, None, error_policy, sub_budget)
+        if depends_on is not None:
+            step.before = step_ids(step.id, depends_on, self._id_of)
+        return self._add(step)
 
     def _add_other(self, node: Any, step_id: str, options: _Options, blocking: bool | None) -> Any:
         """Add a step that is not given as a node, or return the decorator that will."""

@@ -12,6 +12,9 @@ from penstock.runtime.context import ExecutionContext
 
 Isolation = Literal["process"]
 
+ASYNC_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of the code of async functions."""
+
 
 @runtime_checkable
 class Node(Protocol):
@@ -55,7 +58,8 @@ class FunctionNode:
         self.blocking = blocking
         """Whether a sync function runs on a thread. None: if its step or its run has a time limit, or if the run was
         given a cancellation token; otherwise on the event loop, which it blocks."""
-        self.is_async = _is_async(fn)
+        # Most are plain functions, and `inspect` takes as long as the rest of a node.
+        self.is_async = fn.__code__.co_flags & ASYNC_FLAGS != 0 if type(fn) is FunctionType else _is_async(fn)
         self.isolation = isolation
         """`process` runs it in a process of its own, which a cancel really ends."""
         if blocking or isolation is not None:
@@ -92,6 +96,4 @@ def is_stream(value: object) -> bool:
 
 def _is_async(fn: Callable[..., Any]) -> bool:
     """Whether it is a coroutine function or an async generator function."""
-    if type(fn) is FunctionType:  # most are, and `inspect` takes as long as the rest of a node
-        return bool(fn.__code__.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
     return inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)

@@ -70,9 +70,10 @@ class Step:
         node_id: str | None = None,
     ) -> None:
         """`node_id` is the id of a node of the session, for a step without a node."""
-        checks.text("id", id)
+        if type(id) is not str:
+            checks.text("id", id)
         if node_id is None:
-            if not is_node(node):
+            if type(node) is not FunctionNode and not is_node(node):
                 raise InvalidValue(_field("node", id), node, A_NODE)
             node_id = node.id
         elif node is not None:
@@ -179,8 +180,6 @@ Reference = str | Step | StepFunction[Any]
 
 def is_node(candidate: Any) -> bool:
     """Whether a step can run it."""
-    if type(candidate) is FunctionNode:  # most are
-        return True
     return isinstance(getattr(candidate, "id", None), str) and callable(getattr(candidate, "execute", None))
 
 

@@ -89,10 +89,9 @@ def admit(
             refused = accounts.take(call, context._account, cost, tokens, worst.api_calls, now_ns, attempt > 1)
             if refused is not None and refused.momentary and waits != "no":
                 refused = take_or_wait(call, spec, args, attempt, now_ns, waits, reclamp)
-        if call.waiter is None:
+        if refused is None or call.waiter is None:
             call.record = run.graph.begin(parent, kind, spec.name, model, context._source, now_ns, True, metadata, call)
         else:
-            assert refused is not None
             join(call, parent, model, metadata, now_ns, refused)
         lock.release()
     except RunEnded:
@@ -109,7 +108,9 @@ def admit(
         if call.waiter is None:
             refuse(call, refused)
         return False
-    if now_ns >= token.deadline_ns or cancelled is not None or run.checks_calls or (args and run.reads_args):
+    if (now_ns >= token.deadline_ns or cancelled is not None) and _is_stopped(call):
+        return False
+    if run.checks_calls or (args and run.reads_args):
         return _check_further(call, args, attempt)
     return True
 
@@ -131,7 +132,7 @@ def _end_wait(call: Call, waiter: CallWaiter, stop: Stop | None) -> bool:
     if stop is not None:
         refuse(call, stop)
         return False
-    return _check_further(call, waiter.args, waiter.attempt)
+    return not _is_stopped(call) and _check_further(call, waiter.args, waiter.attempt)
 
 
 def after_end(context: Handle, what: str, call: Call | None = None) -> Call:
@@ -149,14 +150,19 @@ def after_end(context: Handle, what: str, call: Call | None = None) -> Call:
     return call
 
 
-def _check_further(call: Call, args: tuple[Any, ...], attempt: int) -> bool:
-    """Apply the checks that follow the hold: a cancel or deadline, the price, divergence, the hooks, the breaker."""
-    run, token = call.context._run, call.token
+def _is_stopped(call: Call) -> bool:
+    """Refuse the call if it was cancelled, or its deadline has passed."""
+    token = call.token
     # Also a deadline that no account has: the token's own, or an outer token's.
     stop = stop_of(token) if token.is_cancelled else call.parent_call.token.stop if call.parent_call else None
     if stop is not None:
         refuse(call, stop)
-        return False
+    return stop is not None
+
+
+def _check_further(call: Call, args: tuple[Any, ...], attempt: int) -> bool:
+    """Apply the checks that follow the hold: the price, divergence, the hooks, the breaker."""
+    run = call.context._run
     try:
         if run.payloads is not None and args and call.record.kind != "system":
             payload = Payload(run.payloads.arguments(args))

@@ -101,8 +101,8 @@ def run_sync(context: Handle, spec: CallSpec, fn: Work, args: tuple[Any, ...] = 
                 call.began = True
                 running_call.set(call)
                 # On a worker if the caller may have to be released before the function has returned.
-                if mode == "thread" or (
-                    mode == "auto" and (token.deadline_ns < UNLIMITED or run.external_token or worker.others_alive())
+                if mode != "inline" and (
+                    token.deadline_ns < UNLIMITED or run.external_token or mode == "thread" or worker.others_alive()
                 ):
                     _execute_on_worker(call, work, args)
                 else:

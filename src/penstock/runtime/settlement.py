@@ -76,23 +76,24 @@ def succeed(call: Call, value: Any) -> None:
     elif not call.hinted and record.kind == "llm":
         known = False
     payload = denied = stop = None
-    if run.checks_results and run.payloads is not None and record.kind != "system":
-        payload = Payload(record.payload and record.payload.input, run.payloads.capture(value))
     token, now_ns = call.token, run.now()
     if token.cancellation is not None or (now_ns >= token.deadline_ns and token.is_cancelled):
         stop = token.stop
-    if run.checks_results and run.pipeline is not None and run.pipeline.has(Slot.BUDGET):
-        try:
-            denied = _judge_charge(run.pipeline, call, cost, tokens_in, tokens_out)
-        except BaseException as error:
-            call.usage = Usage(tokens_in, tokens_out, cost_nanos=cost)
-            fail(call, error)
-            return
-        if denied is not None and stop is not None:
-            run.record_verdict(denied, call.context._source, record)
-            denied = None
-        elif denied is not None:
-            stop = Stop(denied.stop_reason, denied.reason)
+    if run.checks_results:
+        if run.payloads is not None and record.kind != "system":
+            payload = Payload(record.payload and record.payload.input, run.payloads.capture(value))
+        if run.pipeline is not None and run.pipeline.has(Slot.BUDGET):
+            try:
+                denied = _judge_charge(run.pipeline, call, cost, tokens_in, tokens_out)
+            except BaseException as error:
+                call.usage = Usage(tokens_in, tokens_out, cost_nanos=cost)
+                fail(call, error)
+                return
+            if denied is not None and stop is not None:
+                run.record_verdict(denied, call.context._source, record)
+                denied = None
+            elif denied is not None:
+                stop = Stop(denied.stop_reason, denied.reason)
     lock = run.lock
     try:  # in place of `with`: see `locking`
         lock.acquire()

@@ -45,6 +45,7 @@ from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.keys import current_scope
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.execution import pause, record_value
+from penstock.runtime.handle import Handle
 from penstock.runtime.scheduling.recording import RecordedNodes
 from penstock.runtime.scheduling.recovery import NotifyRecovery, StepOptions, Work, run_with_options
 from penstock.runtime.settlement import end_interrupted, fail, load_prices_for, succeed
@@ -751,8 +752,7 @@ class StepContext(ExecutionContext):
     """The context of a graph's run, with the input and the upstream results of one step.
 
     Every step gets its own, so creating one has to be cheap: the attributes that calls need are copied, the step's
-    input and the source of its upstream results are set, and every other attribute is looked up in the context of the
-    graph.
+    input and the source of its upstream results are set, and every other attribute is that of the graph's context.
     """
 
     __slots__ = ("_of",)
@@ -763,9 +763,37 @@ class StepContext(ExecutionContext):
     def _origin(self) -> ExecutionContext:
         return self._of._origin
 
-    def __getattr__(self, name: str) -> Any:
-        # Called only for attributes that were not copied; `_of` itself is always set.
-        return getattr(self._of, name)
+
+COPIED = ("_account", "_base", "_run", "_source", "_token", "_upstream", "_upstream_source", "input")
+"""Attributes that `step_context` sets."""
+
+
+class _GraphAttribute:
+    """An attribute of a step's context: its own if it was set, else that of the graph's context.
+
+    A `__getattr__` would do the same, and make every attribute of the class slow to read.
+    """
+
+    __slots__ = ("_name", "_own")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._own = getattr(ExecutionContext, name)
+
+    def __get__(self, context: StepContext | None, owner: object = None) -> Any:
+        if context is None:
+            return self
+        try:
+            return self._own.__get__(context)
+        except AttributeError:
+            return getattr(context._of, self._name)
+
+    def __set__(self, context: StepContext, value: object) -> None:
+        self._own.__set__(context, value)
+
+
+for _name in {*Handle.__slots__, *ExecutionContext.__slots__} - {"__weakref__", *COPIED}:
+    setattr(StepContext, _name, _GraphAttribute(_name))
 
 
 def step_context(place: ExecutionContext, input: Any, upstream: Mapping[str, Any]) -> StepContext:
