@@ -22,8 +22,10 @@ import urllib3
 from penstock import BudgetExceededError, ExecutionContext, contain
 from penstock.providers import UncontainedRequest, contained_client
 from penstock.providers.current import already_held
+from penstock.providers.http.forms import MAX_REDIRECTED, form_of, note_redirect
 from penstock.testing.provider import FakeProviderServer, RefuseFree, Say
 from tests.providers.sdk_calls import limits, outcome
+from tests.providers.servers import redirecting_to
 from tests.providers.stack_calls import CHAT, JSON, chat, encoded
 
 pytestmark = pytest.mark.requirement("X-11")
@@ -295,6 +297,94 @@ async def test_each_time_an_async_client_sends_the_request_is_a_call(send: Calla
             with pytest.raises(BudgetExceededError):
                 await send(server.url + CHAT)
             assert_counted(server, run)
+
+
+# Redirects: clients follow them with the same body, also to paths that no model API has.
+
+
+HIDDEN = "/behind/the/proxy"
+
+
+def following_over_requests(url: str) -> Any:
+    with requests.Session() as session:
+        return session.post(url, json=chat())
+
+
+def following_over_urllib3(url: str) -> Any:
+    with urllib3.PoolManager() as pool:
+        return pool.request("POST", url, body=encoded(chat()), headers=JSON)
+
+
+def following_over_httpx2(url: str) -> Any:
+    return with_httpx2(url, follow_redirects=True)
+
+
+async def following_over_httpx2_async(url: str) -> Any:
+    async with httpx2.AsyncClient(verify=False, follow_redirects=True) as client:
+        return await client.post(url, json=chat())
+
+
+FOLLOWING = [
+    following_over_requests,
+    following_over_urllib3,
+    following_over_httpx2,
+    following_over_httpx2_async,
+    over_aiohttp,
+]
+
+
+@pytest.mark.parametrize("send", FOLLOWING)
+def test_a_redirect_to_a_path_of_no_model_api_is_followed_as_a_call(send: Callable[[str], Any]) -> None:
+    with FakeProviderServer() as server, redirecting_to(server.url, f"{HIDDEN}/{send.__name__}") as proxy:
+        with limits(server) as run:
+            found = send(proxy + CHAT)
+            if asyncio.iscoroutine(found):
+                asyncio.run(found)
+        [request] = server.requests
+    assert request.body == chat()
+    assert (run.balance.attempts, run.balance.unresolved_nanos, run.balance.held_nanos) == (2, 0, 0)
+
+
+def test_a_redirect_to_another_path_of_the_same_server_is_followed_as_calls() -> None:
+    with (
+        FakeProviderServer() as server,
+        redirecting_to("", f"{HIDDEN}/again/") as proxy,
+        limits(server) as run,
+        requests.Session() as session,
+    ):
+        session.max_redirects = 3
+        with pytest.raises(requests.TooManyRedirects):
+            session.post(proxy + CHAT, json=chat())
+    assert run.balance.attempts == 4
+
+
+async def test_a_middleware_that_hedges_and_is_redirected_each_time_leaves_nothing_held() -> None:
+    async def hedging(request: aiohttp.ClientRequest, handler: Handler) -> aiohttp.ClientResponse:
+        first, *others = await asyncio.gather(*(handler(request) for _ in range(3)))
+        for other in others:
+            other.release()
+        return first
+
+    async with FakeProviderServer() as server:
+        with redirecting_to(server.url) as proxy, limits(server, max_cost_usd=1) as run:
+            async with (
+                aiohttp.ClientSession(middlewares=[hedging]) as session,
+                session.post(proxy + CHAT, json=chat(), allow_redirects=False),
+            ):
+                assert run.balance.attempts == 3
+                assert run.balance.held_nanos == run.balance.unresolved_nanos == 0
+    assert server.requests == ()
+
+
+def test_only_so_many_redirects_are_remembered() -> None:
+    form = form_of("POST", "127.0.0.1", CHAT)
+    assert form is not None
+    for number in range(MAX_REDIRECTED + 1):
+        note_redirect(form, "a.example", CHAT, f"{HIDDEN}/{number}?key=1")
+    assert form_of("POST", "a.example", f"{HIDDEN}/0") is None
+    assert form_of("POST", "a.example", f"{HIDDEN}/{MAX_REDIRECTED}") is form
+    assert form_of("POST", "b.example", f"{HIDDEN}/{MAX_REDIRECTED}") is None
+    note_redirect(form, "a.example", CHAT, "http://[")  # no address, which no client follows
 
 
 # What a middleware of aiohttp changes.

@@ -18,8 +18,9 @@ from penstock import BudgetExceededError, CancelledError, ExecutionContext
 from penstock.providers import ExcessOutput
 from penstock.testing.provider import Cut, Endless, FakeProviderServer, Hang, RefuseFree, Say
 from tests.providers.sdk_calls import limits
+from tests.providers.servers import redirecting_to
 from tests.providers.stack_calls import CHAT, chat, encoded
-from tests.providers.test_stacks_http_client import _redirecting_to, text_of
+from tests.providers.test_stacks_http_client import text_of
 
 pytestmark = pytest.mark.requirement("X-5")
 
@@ -207,7 +208,7 @@ async def test_an_error_status_is_raised_by_a_session_that_raises() -> None:
 
 async def test_a_redirect_is_free_and_its_target_is_paid_once() -> None:
     async with contained_session() as (server, run, session):
-        with _redirecting_to(server.url) as elsewhere:
+        with redirecting_to(server.url) as elsewhere:
             async with session.post(elsewhere + CHAT, json=chat()) as response:
                 assert text_of(await response.read())
     assert run.balance.spent_nanos == server.invoice.total_nanos > 0

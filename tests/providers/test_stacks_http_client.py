@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from penstock.providers.stacks.gathering import Gathered, RequestTooLarge
 from penstock.runtime import worker
 from penstock.testing.provider import Cut, Endless, FakeProviderServer, Hang, RefuseFree, Say, ServerError
 from tests.providers.sdk_calls import limits, outcome
+from tests.providers.servers import redirecting_to
 from tests.providers.stack_calls import (
     CHAT,
     ON_HTTP_CLIENT,
@@ -172,7 +172,7 @@ def test_a_body_without_a_bound_is_refused_before_it_is_kept() -> None:
 
 
 def test_a_redirect_is_free_and_its_target_is_contained() -> None:
-    with FakeProviderServer() as server, _redirecting_to(server.url) as elsewhere, limits(server) as run:
+    with FakeProviderServer() as server, redirecting_to(server.url) as elsewhere, limits(server) as run:
         assert text_of(over_requests(elsewhere + CHAT, chat()))
     assert (run.balance.attempts, run.balance.steps) == (2, 1)
     assert run.balance.spent_nanos == server.invoice.total_nanos > 0
@@ -515,28 +515,3 @@ def _answered() -> Iterator[threading.Event]:
         yield answered
     finally:
         http.client.HTTPConnection.getresponse = original  # type: ignore[method-assign]
-
-
-@contextmanager
-def _redirecting_to(url: str) -> Iterator[str]:
-    """A server that sends everybody elsewhere."""
-
-    class Elsewhere(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(307)
-            self.send_header("location", url + self.path)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()

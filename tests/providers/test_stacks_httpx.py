@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -33,6 +31,7 @@ from tests.providers.sdk_calls import (
     limits,
     outcome,
 )
+from tests.providers.servers import redirecting_to
 
 pytestmark = pytest.mark.requirement("X-5")
 
@@ -283,7 +282,7 @@ def test_a_redirect_is_free_and_its_target_is_contained() -> None:
     body = {"model": MODEL, "messages": PROMPT, "max_tokens": 50}
     with (
         FakeProviderServer() as server,
-        _redirecting_to(server.openai_url) as elsewhere,
+        redirecting_to(server.openai_url) as elsewhere,
         limits(server) as run,
         httpx2.Client(follow_redirects=True) as client,
     ):
@@ -318,28 +317,3 @@ def _closed_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/v1/"
-
-
-@contextmanager
-def _redirecting_to(url: str) -> Iterator[str]:
-    """A server that sends everybody elsewhere."""
-
-    class Elsewhere(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(307)
-            self.send_header("location", url + self.path)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from penstock.containment import accounts
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, Halted, PenstockError, RunEnded
+from penstock.providers.http.forms import note_redirect
 from penstock.providers.http.refusals import BrokenAnswer, ProviderStatus, refusal_of
 from penstock.providers.http.request import ModelRequest
 from penstock.providers.http.response import NO_HEADERS, Answer, Events, answer_of
@@ -160,8 +161,13 @@ class Exchange:
         self._let_go = self.token.add_callback(cut)
         return decoded(self.answer, coding)
 
-    def refused_by(self, status: int) -> None:
-        """Settle a response with a non-success status; raise if the client must not retry."""
+    def refused_by(self, status: int, host: str = "", path: str = "", location: str | None = None) -> None:
+        """Settle a response with a non-success status; raise if the client must not retry.
+
+        `location` is where the client is sent to from that host and path; what it sends there is a call of its own.
+        """
+        if location is not None:
+            note_redirect(self.request.form, host, path, location)
         if self._first():
             finish_failed(self.call, ProviderStatus(status, is_free_status(self._error_bill, status)))
             if self.call.stop is not None:

@@ -1,7 +1,8 @@
 """Recognise model requests by method, host and path.
 
 A path that no other service has is recognised at every host, so that proxies and local servers count too. At the
-hosts of known providers every other POST is a model request of unknown cost, except the paths that are free.
+hosts of known providers every other POST is a model request of unknown cost, except the paths that are free. An address
+to which a model request was redirected is recognised from then on: clients follow a redirect with the same body.
 
 Knows names of hosts and paths, and nothing of bodies, prices or limits.
 """
@@ -9,11 +10,12 @@ Knows names of hosts and paths, and nothing of bodies, prices or limits.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin, urlsplit
 
 Api = Literal[
     "chat",
@@ -198,6 +200,10 @@ _FREE = re.compile(
 )
 """Paths of providers that cost nothing themselves."""
 _SDK = "x-stainless-lang"
+MAX_REDIRECTED = 256
+_redirected: OrderedDict[tuple[str, str], Form] = OrderedDict()
+"""Forms of the hosts and paths to which model requests were redirected, oldest first; no lock, as each operation on it
+is atomic."""
 
 
 def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> Form | None:
@@ -207,9 +213,11 @@ def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = Mapp
     """
     if method.upper() != "POST":
         return None
-    path = unquote(path.partition("?")[0]).rstrip("/")
+    path = _normalized(path)
     is_provider = is_provider_host(host)
     form = _by_model(path) or _by_ending(path)
+    if form is None and _redirected:
+        form = _redirected.get((_name(host), path))
     if form is not None and not _FREE.search(path):
         return replace(form, is_provider=True, path=path) if is_provider else form
     if not (is_provider or _SDK in headers) or _FREE.search(path):
@@ -217,12 +225,33 @@ def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = Mapp
     return replace(UNKNOWN, path=path, is_provider=True)
 
 
+def note_redirect(form: Form, host: str, path: str, location: str) -> None:
+    """Recognise requests to `location`, to which a request of this form to this host and path was redirected."""
+    try:
+        target = urlsplit(urljoin(path, location))
+        address = _name(target.hostname or host), _normalized(target.path)
+    except ValueError:  # it is no address, and no client follows it
+        return
+    _redirected[address] = form
+    if len(_redirected) > MAX_REDIRECTED:
+        _redirected.popitem(last=False)
+
+
 def is_provider_host(host: str) -> bool:
     """Whether the host, with or without its port, is one of a known model provider."""
-    host = host.partition(":")[0].lower().rstrip(".")
+    host = _name(host)
     if host in PROVIDER_HOSTS or host.endswith(PROVIDER_SUFFIXES):
         return True
     return "bedrock" in host and host.endswith(_AWS_SUFFIXES)
+
+
+def _name(host: str) -> str:
+    """Return the name of the host, without its port."""
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _normalized(path: str) -> str:
+    return unquote(path.partition("?")[0]).rstrip("/")
 
 
 def _by_model(path: str) -> Form | None:

@@ -2,8 +2,8 @@
 
 This module never imports it. A client middleware of ours is put below those of the program, next to the connection:
 `ClientSession._request` is wrapped to add it. So every request that leaves passes there, with what the middlewares of
-the program made of it. A middleware that sends twice, such as one that retries or hedges, makes two calls. A redirect
-that keeps the body is followed under the same call: its first answer is free, and the last one is billed.
+the program made of it. A middleware that sends twice, such as one that retries or hedges, makes two calls, and so does
+a redirect that is followed with the body.
 
 What is sent is a copy of the request with the admitted body. A middleware that tries again does so with the original:
 its output is clamped anew, to what is left then.
@@ -41,70 +41,45 @@ from penstock.runtime.execution import load_prices
 Handler = Callable[[Any], Awaitable[Any]]
 """What sends a request, below a middleware."""
 
-_KEEP_BODY = (307, 308)
-"""Statuses of redirects that are followed with the same method and body."""
 _UNCONNECTED = frozenset({"ClientConnectorError", "ConnectionTimeoutError", "ClientHttpProxyError"})
 """Class names of errors of connections that never opened."""
 _is_raw: ContextVar[bool] = ContextVar("penstock_aiohttp_raw", default=False)
 """Whether the response to what is sent here must not be decompressed by aiohttp."""
 
 
-class Innermost:
-    """The middleware next to the connection, for one request of a session with its redirects."""
+async def innermost(request: Any, handler: Handler) -> Any:
+    """Send the request, as a contained call if it is a model request: the middleware next to the connection."""
+    exchange = await _admitted(request) if may_apply(request.method) else None
+    if exchange is None:
+        return await handler(request)
+    try:
+        response = await reached(exchange.token, partial(_sent, handler, _rewritten(request, exchange)))
+    except BaseException as error:
+        _mark_bill(error)
+        fail(exchange, error)
+    _observe(exchange, request, response)
+    return response
 
-    def __init__(self, follows: bool) -> None:
-        self._follows = follows
-        """Whether the session follows redirects."""
-        self._redirected: tuple[Exchange, bytes, int] | None = None
-        """The call that was answered with a redirect and is not settled yet, its body as the client sent it, and the
-        status of the redirect."""
 
-    async def __call__(self, request: Any, handler: Handler) -> Any:
-        """Send the request, as a contained call if it is a model request."""
-        if self._redirected is None and not may_apply(request.method):
-            return await handler(request)
-        exchange = await self._admitted(request)
-        if exchange is None:
-            return await handler(request)
-        try:
-            response = await reached(exchange.token, partial(_sent, handler, _rewritten(request, exchange)))
-        except BaseException as error:
-            _mark_bill(error)
-            fail(exchange, error)
-        if self._follows and response.status in _KEEP_BODY:
-            self._redirected = exchange, exchange.request.content, response.status
-            _limit(response)
-        else:
-            _observe(exchange, response)
-        return response
+async def _admitted(request: Any) -> Exchange | None:
+    """Return the call that the request is; None if it is no model request."""
+    host, path = _address(request)
+    terms = terms_for(request.method, host, path, request.headers, _known_content(request))
+    form = None if terms is None else form_of(request.method, host, path, request.headers)
+    if terms is None or form is None:
+        return None
+    model_request = parse_request(form, request.headers, await _content(request))
+    if model_request is None:
+        return None
+    if terms.context._run.prices.is_pending:
+        await load_prices(terms.context, model_request.model)
+    exchange = admit(terms, model_request, "async")
+    await exchange.ahold()
+    return exchange
 
-    async def _admitted(self, request: Any) -> Exchange | None:
-        """Return the call that the request belongs to; None if it is no model request."""
-        redirected, self._redirected = self._redirected, None
-        if redirected is not None:
-            exchange, content, status = redirected
-            if request.method == "POST" and await _content(request) == content:
-                return exchange
-            exchange.refused_by(status)
-        host, path = request.url.host or "", request.url.path
-        terms = terms_for(request.method, host, path, request.headers, _known_content(request))
-        form = None if terms is None else form_of(request.method, host, path, request.headers)
-        if terms is None or form is None:
-            return None
-        model_request = parse_request(form, request.headers, await _content(request))
-        if model_request is None:
-            return None
-        if terms.context._run.prices.is_pending:
-            await load_prices(terms.context, model_request.model)
-        exchange = admit(terms, model_request, "async")
-        await exchange.ahold()
-        return exchange
 
-    def end(self) -> None:
-        """Settle a redirect that was not followed."""
-        redirected, self._redirected = self._redirected, None
-        if redirected is not None:
-            redirected[0].refused_by(redirected[2])
+def _address(request: Any) -> tuple[str, str]:
+    return request.url.host or "", request.url.path
 
 
 async def _content(request: Any) -> bytes:
@@ -174,14 +149,15 @@ def _mark_bill(error: BaseException) -> None:
         error.penstock_free = not names.isdisjoint(_UNCONNECTED)  # type: ignore[attr-defined]
 
 
-def _observe(exchange: Exchange, response: Any) -> None:
+def _observe(exchange: Exchange, request: Any, response: Any) -> None:
     """Let the exchange read the body; that of a non-success response is limited in size alone."""
     headers = response.headers
     coding = headers.get("content-encoding", "")
     if response.status >= 300:
         _limit(response)
         try:
-            exchange.refused_by(response.status)
+            location = headers.get("location") or headers.get("uri")  # aiohttp follows both
+            exchange.refused_by(response.status, *_address(request), location)
         except BaseException:
             response.close()
             raise
@@ -304,12 +280,8 @@ def _reader_class() -> Any:
 def _request(original: Method) -> Method:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
         given: Sequence[Any] | None = options.pop("middlewares", None)
-        innermost = Innermost(options.get("allow_redirects", True))
         middlewares = (*(session._middlewares if given is None else given), innermost)
-        try:
-            return await original(session, method, str_or_url, middlewares=middlewares, **options)
-        finally:
-            innermost.end()
+        return await original(session, method, str_or_url, middlewares=middlewares, **options)
 
     return _request
 

@@ -166,7 +166,7 @@ class Outgoing:
         del connection.__dict__[OUTGOING]  # what connecting sends, such as the request for a tunnel, passes
         exchange = admit(terms, request, "sync")
         exchange.hold()
-        flight = Flight(exchange)
+        flight = Flight(exchange, head)
         flight.send(connection, partial(send, connection, self._written(head, exchange)))
         connection.__dict__[FLIGHT] = flight
 
@@ -210,8 +210,9 @@ def _unchunked(body: bytes) -> bytes | None:
 class Flight:
     """A contained request from its departure to its response."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, head: Head) -> None:
         self._exchange = exchange
+        self._head = head
         self._wire: Any = None
         """Socket of the request; None until it is connected."""
         self._is_left = False
@@ -248,7 +249,7 @@ class Flight:
             response = waited(self._exchange, receive, self._end_late, self._leave)
         except BaseException as error:
             fail(self._exchange, error)
-        return _received(self._exchange, response, self._wire)
+        return _received(self._exchange, self._head, response, self._wire)
 
     def close(self) -> None:
         """Settle a request whose connection is closed before its response was awaited."""
@@ -269,14 +270,14 @@ class Flight:
             self._wire.close()
 
 
-def _received(exchange: Exchange, response: Any, wire: Any) -> Any:
+def _received(exchange: Exchange, head: Head, response: Any, wire: Any) -> Any:
     """Return the response with its body observed; that of a non-success response is limited in size alone."""
     headers = response.headers
     coding = headers.get("content-encoding", "")
     if response.status >= 300:
         _replace_file(response, File, decoded(Capped(ERROR_BYTES), coding), partial(shut_down, wire), bool(coding))
         try:
-            exchange.refused_by(response.status)
+            exchange.refused_by(response.status, head.host, head.path, headers.get("location"))
         except BaseException:
             response.close()
             raise

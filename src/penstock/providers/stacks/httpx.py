@@ -53,7 +53,7 @@ def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, requ
         response = waited(exchange, partial(original, transport, request), _close_late, cut)
     except BaseException as error:
         fail(exchange, error)
-    return _received(exchange, response, _Body, Limited)
+    return _received(exchange, request, response, _Body, Limited)
 
 
 async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], transport: Any, request: Any) -> Any:
@@ -71,7 +71,7 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
         response = await reached(exchange.token, lambda: original(transport, request))
     except BaseException as error:
         fail(exchange, error)
-    return _received(exchange, response, _AsyncBody, AsyncLimited)
+    return _received(exchange, request, response, _AsyncBody, AsyncLimited)
 
 
 def _form(request: Any) -> Form | None:
@@ -116,11 +116,12 @@ def _guard_departure(request: Any, exchange: Exchange) -> None:
     request.extensions["trace"] = trace
 
 
-def _received(exchange: Exchange, response: Any, body: type, error_body: type) -> Any:
+def _received(exchange: Exchange, request: Any, response: Any, body: type, error_body: type) -> Any:
     """Return the response with its body observed; that of a non-success response is limited in size alone."""
     if response.status_code >= 300:
         limit(response, error_body)
-        exchange.refused_by(response.status_code)
+        url, location = request.url, response.headers.get("location")
+        exchange.refused_by(response.status_code, url.host, url.path, location)
         return response
     headers, cut = response.headers, partial(_cut_response, response)
     sink = exchange.opened(headers.get("content-type", ""), headers.get("content-encoding", ""), cut, headers)

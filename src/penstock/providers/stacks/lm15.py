@@ -62,7 +62,7 @@ def send(terms: Terms, outgoing: Outgoing, model_request: ModelRequest, original
     except BaseException as error:
         fail(exchange, error)
     cut = partial(shut_down, _socket_of(response._chunks))
-    sink = _received(exchange, response, response.close, cut)
+    sink = _received(exchange, outgoing, response, response.close, cut)
     if sink is not None:
         release = response._release
 
@@ -85,7 +85,7 @@ async def asend(terms: Terms, outgoing: Outgoing, model_request: ModelRequest, o
     except BaseException as error:
         fail(exchange, error)
     try:
-        sink = _received(exchange, response, _nothing, _nothing)
+        sink = _received(exchange, outgoing, response, _nothing, _nothing)
     except BaseException:
         await response.aclose()
         raise
@@ -110,7 +110,7 @@ def _socket_of(chunks: Any) -> Any:
     return None if frame is None else getattr(frame.f_locals.get("conn"), "sock", None)
 
 
-def _received(exchange: Exchange, response: Any, close: Method, cut: Method) -> Sink | None:
+def _received(exchange: Exchange, outgoing: Outgoing, response: Any, close: Method, cut: Method) -> Sink | None:
     """Return what reads the body; None for a non-success response, whose body is limited in size alone."""
     headers = {name.lower(): value for name, value in response.headers}
     coding = headers.get("content-encoding", "")
@@ -118,7 +118,8 @@ def _received(exchange: Exchange, response: Any, close: Method, cut: Method) -> 
         response.headers = [(name, value) for name, value in response.headers if name.lower() not in _RESIZED]
         return exchange.opened(headers.get("content-type", ""), coding, cut, headers)
     try:
-        exchange.refused_by(response.status)
+        _, host, path, _ = outgoing.address
+        exchange.refused_by(response.status, host, path, headers.get("location"))
     except BaseException:
         close()
         raise
