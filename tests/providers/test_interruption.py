@@ -143,6 +143,31 @@ async def test_a_task_that_stops_its_own_run_goes_on() -> None:
     assert cancels() == 0
 
 
+async def test_a_task_that_enters_a_block_of_a_stopped_run_is_interrupted_where_it_first_waits() -> None:
+    with contain() as run:
+        run.abort("enough")
+        for _ in range(2):
+            with pytest.raises(CancelledError, match="enough"), contained(run), contained(run):
+                await forever()
+            assert cancels() == 0
+        with contained(run, on_stop="ignore"):
+            assert cancels() == 0  # nothing waits
+        await asyncio.sleep(0)
+    assert cancels() == 0
+
+
+async def test_a_task_that_enters_a_block_of_a_run_that_has_ended_is_not_interrupted() -> None:
+    with contain() as run:
+        left_behind = asyncio.create_task(run.atool(forever))
+        await asyncio.sleep(0)  # it has begun
+    with pytest.raises(CancelledError, match="has ended"):
+        await left_behind
+    with contained(run):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert cancels() == 0
+
+
 async def test_a_stop_after_the_block_does_not_interrupt() -> None:
     with contain() as run:
         with contained(run):

@@ -9,7 +9,9 @@ it is taken back, and the run's own error is raised in its place.
 
 A task that stops its own run goes on: it may have something to tidy up, and its further calls are refused. A task that
 waits in a call of the run is left to that call, which raises the run's error right there. If the call ends between the
-cancel and the look at it, the task is interrupted a second time, on its way out of the block.
+cancel and the look at it, the task is interrupted a second time, on its way out of the block. A task that enters a
+block of a run that was stopped before is interrupted where it first waits. As with `asyncio.timeout`, a task is
+interrupted once: code that swallows the cancel and waits again waits for as long as it likes.
 
 Knows tasks and tokens, and nothing of HTTP libraries.
 """
@@ -37,6 +39,9 @@ class Interruption:
         self._timer: asyncio.TimerHandle | None = None
         token = context._token
         self._remove = token.add_callback(self._on_cancel)
+        # After the callback is there, so that a stop in between is seen by one of the two, or by both.
+        if token.cancellation is not None and token.cancellation.cause != "shutdown":
+            self._loop.call_soon(self._send, context=Context())
         left_s = token.seconds_left()
         if left_s is not None:
             self._timer = self._loop.call_later(left_s, self._on_time, context=Context())  # keeps no run alive
@@ -66,7 +71,7 @@ class Interruption:
                 raise
 
     def _send(self) -> None:
-        if not (self._has_left or self._task.done()):
+        if not (self._has_left or self._is_sent or self._task.done()):
             self._is_sent = True
             self._task.cancel()
 
