@@ -21,9 +21,10 @@ from typing import Any, get_args
 
 import pytest
 
+from penstock import CancelledError, contain, contained
 from penstock.providers.http.forms import FORMS, Api, form_of
-from penstock.testing.provider import FakeProviderServer
-from tests.providers.matrix import MANY, PAID, Cell, Tally, Trial, Verdict, address, provider
+from penstock.testing.provider import FakeProviderServer, Hang, Say
+from tests.providers.matrix import CEILING_USD, MANY, PAID, Cell, Tally, Trial, Verdict, address, provider
 from tests.providers.sdk_calls import outcome
 from tests.providers.shapes import EVERY, UNPRICED, UNSIGNED, Shape
 from tests.providers.stack_calls import ASYNC, SYNC, AsyncSend, Send, over_botocore
@@ -219,6 +220,31 @@ def test_an_async_stack_on_loops_of_a_thread_pool_spends_nothing_silently(send: 
             trial = Trial(server, name_of(send), "thread pool", name)
             thread_pool(trial, partial(work, server, shape))
             TALLY.add([checked(trial)])
+
+
+@pytest.mark.parametrize("send", STACKS, ids=name_of)
+def test_an_answer_that_is_still_arriving_when_its_run_ends_is_cut_off_and_stays_on_the_bill(
+    send: Callable[..., Any],
+) -> None:
+    shape = EVERY["converse stream" if send is over_botocore else "chat stream"]
+    with FakeProviderServer.flat(CEILING_USD, lambda _: Say("so on", then=Hang(after=1))) as server:
+
+        def work() -> Any:
+            found = send(address(server, shape), shape.body)
+            return asyncio.run(found) if asyncio.iscoroutine(found) else found
+
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(outcome(work)))
+        with contain(max_cost_usd=CEILING_USD, prices=server.provider.prices) as run, contained(run):
+            thread.start()
+            server.wait_until(lambda: server.requests)
+        thread.join()
+        server.wait_until(lambda: server.disconnects)
+    assert isinstance(found[0], CancelledError), found
+    assert "has ended" in str(found[0])
+    assert server.invoice.total_nanos > 0
+    assert run.balance.spent_nanos + run.balance.unresolved_nanos >= server.invoice.total_nanos
+    assert run.balance.held_nanos == 0
 
 
 def test_no_cell_of_the_matrix_is_left_out_and_none_is_silent() -> None:
