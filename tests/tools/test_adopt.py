@@ -74,6 +74,21 @@ def test_the_last_column_is_what_the_program_gets_at_the_ceiling(line: Line, see
     assert row.endswith(f"| {seen} |")
 
 
+@pytest.mark.parametrize(
+    ("line", "cell"),
+    [
+        (replace(HOLDS, outcome="CancelledError"), "1.0 s"),
+        (replace(HOLDS, outcome="RuntimeError", note="caused by CancelledError"), "1.0 s"),
+        (replace(HOLDS, outcome="AttributeError", note="no attribute 'generations'"), "1.0 s, AttributeError"),
+        (replace(HOLDS, outcome="returned"), "1.0 s, returned"),
+        (replace(HOLDS, outcome="never returned"), "**never returned**"),
+    ],
+)
+def test_a_cancel_that_reaches_the_program_as_another_error_is_shown(line: Line, cell: str) -> None:
+    [_, _, row] = table({"f": ([replace(line, probe="cancel_async")], "")}).splitlines()
+    assert f"| {cell} |" in row
+
+
 def test_the_model_calls_a_tool_once_and_then_answers() -> None:
     def request(*messages: dict[str, str]) -> WireRequest:
         return WireRequest(1, 1, "POST", "/", {}, 0, body={"tools": [TOOL], "messages": list(messages)})

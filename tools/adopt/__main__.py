@@ -46,7 +46,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "adk": ("google-adk",),
     "instructor": ("instructor",),
     "agent_framework": ("agent-framework-core", "agent-framework-openai"),
-    "autogen": ("autogen-agentchat", "autogen-ext[openai]"),
+    "autogen": ("autogen-agentchat", "autogen-ext[openai,chromadb]"),
 }
 """The packages of each program's environment."""
 

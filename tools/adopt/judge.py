@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from tools.adopt.probes import PROBES, TOOL_TIMEOUT_S, Line
+from tools.adopt.probes import CAUSED_BY, PROBES, TOOL_TIMEOUT_S, Line
 
 CENT_USD = 0.001
 SOON_S = 3.0
@@ -71,8 +71,14 @@ def _stopped(line: Line | None) -> str:
         return "–"
     if line.outcome == "returned":
         return "no error"
-    cause = line.note.partition(";")[0] if line.note.startswith("caused by") else ""
-    return ", ".join(filter(None, [line.outcome, cause]))
+    cause = _cause(line)
+    return f"{line.outcome}, caused by {cause}" if cause else line.outcome
+
+
+def _cause(line: Line) -> str:
+    """Return the name of our error that the outcome was made of; empty if there is none."""
+    note = line.note.partition(";")[0]
+    return note.removeprefix(CAUSED_BY) if note.startswith(CAUSED_BY) else ""
 
 
 def _cell(line: Line) -> str:
@@ -86,5 +92,7 @@ def _cell(line: Line) -> str:
             return f"**{line.outcome if line.outcome == 'never returned' else how_long}**"
         case Verdict.NOT_TRIED:
             return f"not tried ({line.outcome})"
+        case Verdict.HOLDS if line.probe.startswith("cancel"):
+            return how_long if "CancelledError" in (line.outcome, _cause(line)) else f"{how_long}, {line.outcome}"
         case Verdict.HOLDS:
-            return how_long if line.probe in ("tool", "cancel", "cancel_async") else amount
+            return how_long if line.probe == "tool" else amount

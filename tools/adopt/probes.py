@@ -42,6 +42,8 @@ TOOL_TIMEOUT_S = 2.0
 MAX_PROBE_S = 25.0
 QUIET_S = 0.5
 """Time without a request after which a probe is over."""
+CAUSED_BY = "caused by "
+"""Begins the note of a line whose outcome was made of an error of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,8 @@ def hang(request: WireRequest) -> Say:
     return Say(then=Hang())
 
 
-SCRIPTS: Mapping[str, Script] = {
-    "subagents": use_tools,
-    "tool": use_tools,
-    "cancel": hang,
-    "cancel_async": hang,
-}
+WITH_TOOLS = ("subagents", "tool")
+"""Probes in which the model has to call a tool."""
 PROBES = (
     "single",
     "embeddings",
@@ -161,19 +159,26 @@ PROBES = (
 """Every probe, in the order in which they run: those that may leave something behind come last."""
 
 
-def drive(framework: str, distribution: str, /, *, script: Script | None = None, **works: Work) -> None:
+def drive(
+    framework: str,
+    distribution: str,
+    /,
+    *,
+    script: Script | None = None,
+    tools_script: Script = use_tools,
+    **works: Work,
+) -> None:
     """Run the probes that a program has, print a line for each, and end the process.
 
-    `script` is what the model says where the probe does not decide it; without one it says back what it was told.
+    `script` is the model of most probes; without one it repeats its input. `tools_script` is that of the probes with
+    tools. The model of the cancel probes never answers.
     """
     version = importlib.metadata.version(distribution)
     only = os.environ.get("ADOPT_PROBES", "").split()
     for probe in PROBES:
         if probe in works and (not only or probe in only):
-            print(
-                json.dumps(asdict(measure(framework, version, probe, works[probe], SCRIPTS.get(probe, script)))),
-                flush=True,
-            )
+            model = hang if probe.startswith("cancel") else tools_script if probe in WITH_TOOLS else script
+            print(json.dumps(asdict(measure(framework, version, probe, works[probe], model))), flush=True)
     sys.stdout.flush()
     os._exit(0)  # a probe that hangs has a thread that never ends
 
@@ -269,7 +274,7 @@ def _outcome(result: list[BaseException | None]) -> tuple[str, str]:
     name = "asyncio.CancelledError" if is_asyncio else type(error).__name__
     if ours is error:
         return name, ""
-    return name, f"caused by {type(ours).__name__}" if ours else str(error)[:200]
+    return name, f"{CAUSED_BY}{type(ours).__name__}" if ours else str(error)[:200]
 
 
 def _ours_in(error: BaseException) -> BaseException | None:

@@ -12,6 +12,7 @@ from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models import Gemini
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
+from google.genai.types import Content, Part
 
 from penstock.adapters import contained_tools
 from tools.adopt.probes import REPEATS, TOOL_S, Site, drive, in_threads
@@ -64,6 +65,14 @@ async def with_tool(site: Site) -> None:
     await ask(agent(site, tools=contained_tools(site.run, [slow])))
 
 
+def cancel(site: Site) -> None:
+    runner = InMemoryRunner(agent(site), app_name="adopt")
+    session = asyncio.run(runner.session_service.create_session(app_name="adopt", user_id="someone"))
+    hello = Content(role="user", parts=[Part(text="hello")])
+    for _event in runner.run(user_id="someone", session_id=session.id, new_message=hello):
+        pass
+
+
 async def cancel_async(site: Site) -> None:
     await single(site)
 
@@ -78,5 +87,6 @@ drive(
     subagents=subagents,
     ceiling=ceiling,
     tool=with_tool,
+    cancel=cancel,
     cancel_async=cancel_async,
 )

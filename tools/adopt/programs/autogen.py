@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from typing import Any
 
@@ -10,8 +11,15 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_agentchat.tools import AgentTool
+from autogen_core.memory import MemoryContent, MemoryMimeType
 from autogen_core.models import ModelFamily, ModelInfo
+from autogen_ext.memory.chromadb import (
+    ChromaDBVectorMemory,
+    CustomEmbeddingFunctionConfig,
+    PersistentChromaDBVectorMemoryConfig,
+)
 from autogen_ext.models.openai import OpenAIChatCompletionClient
+from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
 
 from penstock.adapters import contained_tools
 from tools.adopt.probes import REPEATS, TOOL_S, Site, drive, in_threads
@@ -36,6 +44,20 @@ def slow(query: str) -> str:
 
 async def single(site: Site) -> None:
     await assistant(site).run(task="hello")
+
+
+async def embeddings(site: Site) -> None:
+    def embedder() -> OpenAIEmbeddingFunction:
+        return OpenAIEmbeddingFunction(api_key=site.key, api_base=site.openai_url, model_name="text-embedding-3-small")
+
+    with tempfile.TemporaryDirectory() as folder:
+        memory = ChromaDBVectorMemory(
+            PersistentChromaDBVectorMemoryConfig(
+                persistence_path=folder, embedding_function_config=CustomEmbeddingFunctionConfig(function=embedder)
+            )
+        )
+        for _ in range(REPEATS):
+            await memory.add(MemoryContent(content="hello", mime_type=MemoryMimeType.TEXT))
 
 
 def threads(site: Site) -> None:
@@ -80,6 +102,7 @@ drive(
     "AutoGen",
     "autogen-agentchat",
     single=single,
+    embeddings=embeddings,
     threads=threads,
     fanout=fanout,
     streaming=streaming,

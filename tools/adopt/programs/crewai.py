@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from crewai import LLM, Agent, Crew, Process, Task
+from crewai.rag.embeddings.factory import build_embedder
 from crewai.tools import tool
 
 from penstock.adapters import contained_tools
@@ -35,6 +36,13 @@ def slow(query: str) -> str:
 
 def single(site: Site) -> None:
     crew(site, agent(site)).kickoff()
+
+
+def embeddings(site: Site) -> None:
+    settings = {"model_name": "text-embedding-3-small", "api_base": site.openai_url, "api_key": site.key}
+    embedder: Any = build_embedder({"provider": "openai", "config": settings})
+    for _ in range(REPEATS):
+        embedder(["hello"])
 
 
 def threads(site: Site) -> None:
@@ -82,6 +90,7 @@ drive(
     "CrewAI",
     "crewai",
     single=single,
+    embeddings=embeddings,
     threads=threads,
     fanout=fanout,
     streaming=streaming,

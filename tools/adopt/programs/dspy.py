@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
 import dspy
 
 from penstock.adapters import contained_tools
-from penstock.testing.provider import Say
+from penstock.testing.provider import Say, WireRequest
 from tools.adopt.probes import REPEATS, THREADS, TOOL_S, Site, drive
 
-ANSWER = "[[ ## answer ## ]]\ndams\n\n[[ ## completed ## ]]"
-"""As DSPy's own format has it."""
+
+def answer(**fields: str) -> Say:
+    """Return an answer with these fields in DSPy's own format."""
+    return Say("".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items()) + "[[ ## completed ## ]]")
+
+
+def react(request: WireRequest) -> Say:
+    """Play a model that calls the first tool of a `ReAct` once, and answers after its result."""
+    said = str(request.fields.get("messages") or request.fields.get("input"))
+    if "next_tool_name" not in said:
+        return answer(reasoning="none", answer="dams")
+    tools = re.findall(r"\(1\) (\w+)", said)
+    name, args = ("finish", "{}") if "observation_0" in said else (tools[0], '{"query": "dams"}')
+    return answer(next_thought="none", next_tool_name=name, next_tool_args=args)
 
 
 def model(site: Site) -> Any:
@@ -62,6 +75,17 @@ async def streaming(site: Site) -> None:
                 pass
 
 
+def subagents(site: Site) -> None:
+    def research(query: str) -> str:
+        """Research a topic."""
+        return str(dspy.Predict("question -> answer")(question=query).answer)
+
+    with dspy.context(lm=model(site)):
+        lead = dspy.ReAct("question -> answer", tools=[research])
+        for _ in range(REPEATS):
+            lead(question="hello")
+
+
 def ceiling(site: Site) -> None:
     ask = model(site)
     for _ in range(REPEATS):
@@ -69,9 +93,8 @@ def ceiling(site: Site) -> None:
 
 
 def with_tool(site: Site) -> None:
-    [search] = contained_tools(site.run, [slow])
-    single(site)
-    dspy.Tool(search)(query="dams")
+    with dspy.context(lm=model(site)):
+        dspy.ReAct("question -> answer", tools=contained_tools(site.run, [slow]))(question="hello")
 
 
 def cancel(site: Site) -> None:
@@ -85,12 +108,14 @@ async def cancel_async(site: Site) -> None:
 drive(
     "DSPy",
     "dspy",
-    script=lambda _: Say(ANSWER),
+    script=lambda _: answer(answer="dams"),
+    tools_script=react,
     single=single,
     embeddings=embeddings,
     threads=threads,
     fanout=fanout,
     streaming=streaming,
+    subagents=subagents,
     ceiling=ceiling,
     tool=with_tool,
     cancel=cancel,

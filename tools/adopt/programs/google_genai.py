@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from google import genai
-from google.genai.types import HttpOptions
+from google.genai.types import GenerateContentConfig, HttpOptions
 
-from tools.adopt.probes import REPEATS, Site, drive, in_threads
+from penstock.adapters import contained_tools
+from tools.adopt.probes import REPEATS, TOOL_S, Site, drive, in_threads
 
 MODEL = "gemini-2.5-flash"
 
 
 def client(site: Site) -> genai.Client:
     return genai.Client(api_key=site.key, http_options=HttpOptions(base_url=site.url))
+
+
+def slow(query: str) -> str:
+    """Search the archive."""
+    time.sleep(TOOL_S)
+    return "found"
 
 
 def single(site: Site) -> None:
@@ -47,6 +55,12 @@ def ceiling(site: Site) -> None:
         single(site)
 
 
+def with_tool(site: Site) -> None:
+    google = client(site)
+    tools = GenerateContentConfig(tools=contained_tools(site.run, [slow]))
+    google.models.generate_content(model=MODEL, contents="hello", config=tools)
+
+
 def cancel(site: Site) -> None:
     single(site)
 
@@ -65,6 +79,7 @@ drive(
     fanout=fanout,
     streaming=streaming,
     ceiling=ceiling,
+    tool=with_tool,
     cancel=cancel,
     cancel_async=cancel_async,
 )
