@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
+from types import ModuleType
 from typing import Any
 
 import anyio.to_thread
@@ -23,6 +24,7 @@ import pytest
 
 from penstock import ExecutionContext, contain, contained, current_context
 from penstock.errors import RunEnded
+from penstock.providers.current import captured
 from penstock.testing.provider import FakeProviderServer
 from tests.providers.sdk_calls import Clients, chat, clients, outcome
 
@@ -243,6 +245,20 @@ with contain() as run, contained(run), multiprocessing.get_context("fork").Pool(
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("1 [1, 2] [1]\n", "")
+
+
+def test_an_item_for_another_interpreter_is_submitted_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreters: Any = ModuleType("concurrent.futures.interpreter")  # from Python 3.14 on
+    interpreters.InterpreterPoolExecutor = type("InterpreterPoolExecutor", (ThreadPoolExecutor,), {})
+    monkeypatch.setitem(sys.modules, interpreters.__name__, interpreters)
+    with (
+        contain() as run,
+        contained(run),
+        interpreters.InterpreterPoolExecutor(1) as pool,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert pool.submit(captured).result() is None
+        assert threads.submit(captured).result() is not None
 
 
 # Threads that take work from a queue.

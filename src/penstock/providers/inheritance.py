@@ -11,6 +11,8 @@ a word. Which run a request belongs to:
   `Thread(context=…)`): that of this context, which may have another scope than the thread, or none
 - in a thread that takes work from a queue: the run of the code that started the thread, whoever put the work there
 - in a thread of `_thread.start_new_thread`, or one that is older than the block: none, and it is reported
+- in an item of an `InterpreterPoolExecutor` (Python 3.14): none, as in another process; it is left as it is, since what
+  goes to another interpreter has to be shareable
 
 A pool's own threads have no scope before and after an item, even if the item was what started them. Who submits an item
 outside of any scope gets none inside.
@@ -77,10 +79,17 @@ def _submit(original: Method) -> Method:
         scope = captured()
         if scope is None:
             return original(pool, function, *args, **kwargs)
+        item = (function,) if _runs_elsewhere(pool) else (scope.run, function)
         # Without a scope: a thread that the pool starts now will run the items of others too.
-        return NO_SCOPE.run(original, pool, scope.run, function, *args, **kwargs)
+        return NO_SCOPE.run(original, pool, *item, *args, **kwargs)
 
     return submit
+
+
+def _runs_elsewhere(pool: Any) -> bool:
+    """Whether the items of the pool run in another interpreter."""
+    interpreters = sys.modules.get("concurrent.futures.interpreter")
+    return interpreters is not None and isinstance(pool, interpreters.InterpreterPoolExecutor)
 
 
 # Pools of multiprocessing: those of threads, and not those of processes.
