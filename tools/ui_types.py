@@ -35,6 +35,8 @@ USED = (
     *("Validity",),
     *("AgentPage", "AttachmentShown", "ChatPage", "ChatPath", "ChatShown", "NewAnswer", "NewMessage", "TurnShown"),
     *("RunTree", "BudgetList", "GraphShown"),
+    *("MoneyShown", "BudgetsOfDay", "PriceList", "BillPage", "Checkup", "SettingList", "HostShown", "Readiness"),
+    *("TokenList", "NewToken", "CreatedToken", "SpendShown"),
 )
 """Bodies that the UI sends or receives."""
 HEADER = "// Written by `make ui-types` from the API's OpenAPI description. Do not edit.\n"

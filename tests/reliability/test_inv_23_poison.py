@@ -60,7 +60,10 @@ NOT_UTF8 = b'"\x80\xff"'
 TEXTS = ("", "{", "7", "[]", "[" * 100_000, NOT_UTF8, None)
 TEXTS += ("{}", "NaN", "1e999", '"cut', '"\\ud800', "x" * HUGE) if SOAK else ("NaN",)
 NUMBERS = (-1, codec.MAX_NUMBER, codec.MIN_NUMBER, None)
-LISTS = ("/api/runs", "/api/graphs", "/api/chats", "/api/approvals", "/api/tokens", "/v1/models", "/")
+LISTS = (
+    *("/api/runs", "/api/graphs", "/api/chats", "/api/approvals", "/api/tokens", "/api/money", "/api/bills"),
+    *("/v1/models", "/"),
+)
 READ_LIMIT = 100
 NEVER_OLD_MS = 4_000_000_000_000
 """A time in the future: payloads older than their retention are removed when a server starts."""

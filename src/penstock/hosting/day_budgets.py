@@ -7,16 +7,20 @@ only while the run's own budget changes. A run that ends sooner reads nothing, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from functools import partial
+from typing import Literal, NamedTuple
 
 from penstock.containment.accounts import Balance
+from penstock.containment.limits import UNLIMITED
 from penstock.errors import LedgerUnavailable
 from penstock.hosting.budgets import Level, budget_event
-from penstock.hosting.durability import RUNS, day_accounts
+from penstock.hosting.durability import ALL, OWNERS, RUNS, TEAMS, day_accounts
 from penstock.hosting.event_data import EventPayload
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, RunRecord, retry_unavailable
+from penstock.money import Usd, to_nanos
 
 INTERVAL_S = 1.0
 """Shortest time between two readings of the daily budgets above one run."""
@@ -33,6 +37,49 @@ async def stored_budgets(context: HostContext, run: RunRecord) -> list[EventPayl
     return [
         budget_event(balance, level) for (_, level), balance in zip(names, found, strict=True) if balance is not None
     ]
+
+
+class DayBudget(NamedTuple):
+    """A daily budget, and what is taken of it; `limit_nanos` is None if it is unlimited."""
+
+    level: Literal["all", "team", "owner"]
+    name: str
+    """The team or the owner; empty for all."""
+    limit_nanos: int | None
+    spent_nanos: int = 0
+    held_nanos: int = 0
+    unresolved_nanos: int = 0
+
+    @property
+    def left_nanos(self) -> int | None:
+        """What is left of it; None if it is unlimited."""
+        taken = self.spent_nanos + self.held_nanos + self.unresolved_nanos
+        return None if self.limit_nanos is None else max(0, self.limit_nanos - taken)
+
+
+async def budgets_of_day(
+    context: HostContext, day: date, owners: Iterable[str], teams: Iterable[str] = ()
+) -> list[DayBudget]:
+    """Return the budgets of a day: that of all, and those of these teams and owners; without one, it is left out.
+
+    A budget from which nothing was taken yet has no account; its limit is that of the settings. LedgerUnavailable.
+    """
+    settings = context.settings
+    wanted: list[tuple[Literal["all", "team", "owner"], str, str, Usd | None]] = [
+        ("all", "", f"{ALL}{day}", settings.daily_usd),
+        *(("team", team, f"{TEAMS}{team}:{day}", None) for team in teams),
+        *(("owner", owner, f"{OWNERS}{owner}:{day}", settings.owner_daily_usd) for owner in owners),
+    ]
+    found: list[DayBudget] = []
+    balances = await _balances(context, [account for _, _, account, _ in wanted])
+    for (level, name, _, most), balance in zip(wanted, balances, strict=True):
+        if balance is not None:
+            limit = balance.limits.cost_nanos
+            taken = balance.spent_nanos, balance.held_nanos, balance.unresolved_nanos
+            found.append(DayBudget(level, name, limit if limit < UNLIMITED else None, *taken))
+        elif most is not None:
+            found.append(DayBudget(level, name, to_nanos(most)))
+    return found
 
 
 async def stored_usage(context: HostContext, run_ids: Sequence[str]) -> dict[str, Balance]:

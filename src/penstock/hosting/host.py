@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
 from penstock.hosting.admission import MAX_WAITING, Admission, CheckRoom, Overloaded
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
 from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
-from penstock.hosting.day_budgets import stored_budgets, stored_usage
+from penstock.hosting.day_budgets import DayBudget, budgets_of_day, stored_budgets, stored_usage
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock
 from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.limits import NO_CEILINGS, HostSettings, RunLimits
@@ -361,6 +362,10 @@ class RunHost:
     async def budgets(self, run: RunRecord) -> list[Mapping[str, Any]]:
         """Return the run's own budget and the daily budgets above it from the ledger, as data of `budget` events."""
         return [data for _, data in await stored_budgets(self._context, run)]
+
+    async def budgets_of_day(self, day: date, owners: Iterable[str], teams: Iterable[str] = ()) -> Sequence[DayBudget]:
+        """Return the budget of all for a day (UTC), and those of these owners and teams, as far as there are any."""
+        return await budgets_of_day(self._context, day, owners, teams)
 
     async def bills(self, run_id: str) -> list[HostedBill]:
         """Return the calls of a run whose bill is unknown and whose hold stays taken, oldest first."""

@@ -30,7 +30,7 @@ from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import admin, approvals, graphs, meta, run_views, runs, stream, tokens
+from penstock.server.routes import admin, approvals, graphs, meta, money, run_views, runs, stream, tokens
 from penstock.server.routes import chats as conversations
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
@@ -111,7 +111,7 @@ def create_app(
 def _rest_routes() -> list[BaseRoute]:
     """The REST routes, which FastAPI resolves at their first request: once here, and not 50 ms for each app."""
     router = APIRouter(responses=RESPONSES)
-    for routes in (meta, admin, graphs, runs, run_views, stream, approvals, conversations, tokens):
+    for routes in (meta, admin, money, graphs, runs, run_views, stream, approvals, conversations, tokens):
         router.include_router(routes.router)
     return router.routes
 

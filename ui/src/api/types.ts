@@ -51,6 +51,11 @@ export interface BillList {
   unresolved_usd: number;
 }
 
+export interface BillPage {
+  runs: RunBills[];
+  next?: string | null;
+}
+
 export interface BillShown {
   call_id: string;
   name: string | null;
@@ -79,6 +84,13 @@ export interface BudgetShown {
   level: "run" | "node" | "owner" | "all";
   node_id: string | null;
   units: UnitShown[];
+}
+
+export interface BudgetsOfDay {
+  day: string;
+  now_ms: number;
+  resets_ms: number;
+  budgets: DayBudgetShown[];
 }
 
 export interface CancelShown {
@@ -131,6 +143,45 @@ export interface ChatShown {
   updated_ms: number;
 }
 
+export interface Checkup {
+  findings: FindingShown[];
+}
+
+export interface CreatedToken {
+  token: TokenShown;
+  secret: string;
+  needs_tokens: boolean;
+}
+
+export interface DatabaseShown {
+  url: string;
+  version: number;
+  size_bytes: number | null;
+  unreadable_rows: number;
+}
+
+export interface DayBudgetShown {
+  level: "all" | "team" | "owner";
+  name: string;
+  limit_usd: number | null;
+  spent_usd: number;
+  held_usd: number;
+  unresolved_usd: number;
+  left_usd: number | null;
+}
+
+export interface DaySpend {
+  day: string;
+  limit_usd: number | null;
+  spent_usd: number;
+  held_usd: number;
+  unresolved_usd: number;
+  left_usd: number | null;
+  api_calls: number;
+  tokens_in: number;
+  tokens_out: number;
+}
+
 export interface Edge {
   id: string;
   source: string;
@@ -164,6 +215,21 @@ export interface EventShown {
   at_ms: number;
   type: string;
   data: Record<string, unknown>;
+}
+
+export interface FindingShown {
+  name: string;
+  state: "ok" | "missing" | "broken";
+  found: string;
+  advice: string;
+}
+
+export interface GatewayKeyShown {
+  team: string;
+  daily_usd: number | null;
+  max_cost_usd: number | null;
+  models: string[];
+  today: DaySpend | null;
 }
 
 export interface Grant {
@@ -251,6 +317,20 @@ export interface HandleShown {
   required: boolean;
 }
 
+export interface HostShown {
+  worker: string;
+  now_ms: number;
+  running: number;
+  waiting: number;
+  queued: number;
+  streams: number;
+  cpu_s: number;
+  max_memory_bytes: number | null;
+  totals: Record<string, number>;
+  workers: WorkerShown[];
+  database: DatabaseShown;
+}
+
 export interface LastMessage {
   message_id: string;
   role: string;
@@ -297,6 +377,44 @@ export interface ModelShown {
   priced: boolean;
 }
 
+export interface MoneyInProgress {
+  runs: number;
+  spent_usd: number;
+  held_usd: number;
+}
+
+export interface MoneyShown {
+  by: ("day" | "model" | "graph" | "owner" | "node")[];
+  since: string;
+  until: string;
+  time_zone: "UTC";
+  sums: MoneySum[];
+  is_truncated: boolean;
+  total: MoneySum;
+  in_progress: MoneyInProgress;
+  unresolved: MoneyUnresolved;
+}
+
+export interface MoneySum {
+  day?: string | null;
+  model?: string | null;
+  graph_id?: string | null;
+  owner?: string | null;
+  node?: string | null;
+  runs: number | null;
+  calls: number;
+  cost_usd: number;
+  cost_nanos: number;
+  tokens_in: number;
+  tokens_out: number;
+  unknown_costs: number;
+}
+
+export interface MoneyUnresolved {
+  runs: number;
+  held_usd: number;
+}
+
 export interface NewAnswer {
   user_tools?: string[];
   limits?: Limits | null;
@@ -318,6 +436,19 @@ export interface NewRun {
   input?: unknown;
   limits?: Limits | null;
   run_id?: string | null;
+}
+
+export interface NewToken {
+  name: string;
+  role?: "viewer" | "user" | "admin";
+  expires?: string | null;
+  note?: string;
+  another?: boolean;
+  kind?: "user" | "gateway";
+  daily_usd?: number | string | null;
+  max_cost_usd?: number | string | null;
+  models?: string[];
+  team?: string;
 }
 
 export interface Node {
@@ -379,10 +510,33 @@ export interface Position {
   y: number;
 }
 
+export interface PriceList {
+  prices: PriceShown[];
+  unknown: "refuse" | "assume" | "count";
+}
+
+export interface PriceShown {
+  model: string;
+  offered_as: string[];
+  provider: string | null;
+  source: "reported" | "registered" | "genai-prices" | "assumed" | "unknown";
+  input_usd_per_mtok: number | null;
+  output_usd_per_mtok: number | null;
+  cached_input_usd_per_mtok: number | null;
+  request_usd: number;
+  has_tiers: boolean;
+}
+
 export interface ProblemShown {
   code: string;
   path: string;
   message: string;
+}
+
+export interface Readiness {
+  status: "ready" | "degraded";
+  unreadable?: Record<string, number>;
+  rows?: UnreadableRow[] | null;
 }
 
 export interface ResolveBill {
@@ -391,6 +545,19 @@ export interface ResolveBill {
   cost_usd: number | string;
   tokens_in?: number;
   tokens_out?: number;
+}
+
+export interface RunBills {
+  run_id: string;
+  graph_id: string;
+  owner: string;
+  status: string;
+  created_ms: number;
+  ended_ms: number | null;
+  unresolved_usd: number;
+  unknown_costs: number;
+  bills: BillShown[];
+  unknown: UnknownCost[];
 }
 
 export interface RunPage {
@@ -464,6 +631,25 @@ export interface RunTree {
   columns: TreeColumns;
 }
 
+export interface Setting {
+  name: string;
+  section: "runs" | "money" | "storage" | "access" | "requests";
+  title: string;
+  value: unknown;
+  unit: "" | "seconds" | "days" | "bytes" | "usd";
+  option: string;
+  is_default: boolean;
+}
+
+export interface SettingList {
+  settings: Setting[];
+}
+
+export interface SpendShown {
+  token_id: string;
+  days: DaySpend[];
+}
+
 export type StopReason = "budget_exceeded" | "retry_budget_exceeded" | "circuit_open" | "step_limit_exceeded" | "timeout" | "aborted" | "provider_rate_limit" | "provider_error" | "token_limit_exceeded" | "api_call_limit_exceeded" | "hook_denied" | "price_unknown" | "diverged" | "ledger_unavailable";
 
 export interface StopShown {
@@ -479,6 +665,30 @@ export interface StopShown {
   unresolved: number | null;
   momentary: boolean;
   cause?: boolean;
+}
+
+export interface TokenList {
+  tokens: TokenShown[];
+  next?: string | null;
+  needs_tokens: boolean;
+}
+
+export interface TokenShown {
+  id: string;
+  source: "database" | "environment";
+  name: string;
+  role: "viewer" | "user" | "admin";
+  kind: "user" | "gateway";
+  state: "active" | "expired" | "revoked";
+  created_ms?: number | null;
+  created_by?: string | null;
+  expires?: string | null;
+  revoked_ms?: number | null;
+  revoked_by?: string | null;
+  last_used_ms?: number | null;
+  note?: string;
+  is_yours?: boolean;
+  gateway?: GatewayKeyShown | null;
 }
 
 export interface ToolList {
@@ -521,9 +731,28 @@ export interface UnitShown {
   left: number | null;
 }
 
+export interface UnknownCost {
+  node: string;
+  model: string;
+  calls: number;
+}
+
+export interface UnreadableRow {
+  table: string;
+  key: string;
+  why: string;
+}
+
 export interface Validity {
   valid: boolean;
   problems: ProblemShown[];
+}
+
+export interface WorkerShown {
+  name: string;
+  runs: number;
+  lease_until_ms: number;
+  is_this: boolean;
 }
 
 export interface penstock__server__schemas__ErrorFacts {

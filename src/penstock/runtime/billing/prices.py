@@ -129,6 +129,13 @@ class PriceBook:
         found = self._find(model)
         return None if found is None else found[0]
 
+    def source_of(self, model: str) -> Source:
+        """Return where the price of `model` comes from; "assumed" or "unknown" if it has none."""
+        found = self._find(model)
+        if found is not None:
+            return found[1]
+        return "unknown" if self.assumed is None else "assumed"
+
     def is_priced(self, model: str | None) -> bool:
         """Whether a call of `model` can be charged, if only at the assumed price."""
         return self.unknown == "assume" or self._find(model) is not None
