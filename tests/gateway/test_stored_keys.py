@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from penstock import logs
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Budget
 from penstock.gateway.app import Gateway
@@ -160,6 +162,26 @@ async def test_revoked_expired_and_unknown_keys_are_refused(provider: FakeProvid
             "clients send a key of the gateway"  # fmt: skip
         gateway.clock.advance(1_000 * 366 * DAY_S)
         assert "expired" in _message(await gateway.post(expiring))
+
+
+async def test_requests_are_logged_with_key_model_and_cost_and_without_prompts(
+    provider: FakeProviderServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(models=["fake-*"])
+        assert (await gateway.post(key, **{"x-penstock-run": "nightly"})).status_code == 200
+        assert (await gateway.post(key, {"model": "other\n" + "x" * 300})).status_code == 403
+        assert (await gateway.post("sk-x")).status_code == 401
+    paid, refused, unknown = [getattr(one, logs.FIELDS) for one in caplog.records if one.getMessage() == "request"]
+    figures = (paid["route"], paid["upstream"], paid["status"], paid["user"], paid["run_id"], paid["model"])
+    assert figures == ("model", "openai", 200, "ann", "nightly", "fake-1")
+    assert paid["cost_usd"] == pytest.approx(provider.invoice.total_usd)
+    assert paid["key"] in key
+    assert (refused["status"], refused["error"], len(refused["model"])) == (403, "model_not_allowed", 200)
+    assert (unknown["status"], "user" in unknown) == (401, False)
+    assert "hello there" not in caplog.text
+    assert key not in caplog.text
 
 
 async def test_key_calls_its_models_only(provider: FakeProviderServer) -> None:

@@ -74,6 +74,23 @@ Unpriced = Annotated[
 ]
 
 
+class LogFormat(StrEnum):
+    """How a service logs."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option(
+        "--log-format",
+        envvar="PENSTOCK_LOG_FORMAT",
+        help="Log each request and each ended run to standard error, one line each; without it, only failures.",
+    ),
+]
+
+
 class UnknownCosts(StrEnum):
     """How requests whose worst case is unknown are handled."""
 

@@ -7,15 +7,19 @@ not passed on. Knows nothing of servers and processes.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from penstock import logs
 from penstock.gateway.client import Client, Gone, Receive, Send
 from penstock.gateway.denials import denial_of
 from penstock.gateway.exchange import exchange_model_call, relay_free
 from penstock.gateway.grants import Keyring
 from penstock.gateway.upstreams import Connections, Upstream
 from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
+from penstock.ids import new_run_id
 
 HEALTH = "/health"
 
@@ -41,8 +45,26 @@ class Gateway:
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "lifespan":
             await _follow_lifespan(receive, send)
+        elif logs.REQUESTS.isEnabledFor(logging.INFO):
+            await self._answer_logged(Client(scope, receive, send), scope["path"])
         else:
             await self._answer(Client(scope, receive, send), scope["path"])
+
+    async def _answer_logged(self, client: Client, path: str) -> None:
+        fields: dict[str, Any] = {}
+        logs.current_request.set(fields)
+        started_ns = time.perf_counter_ns()
+        try:
+            await self._answer(client, path)
+        finally:
+            about = {
+                "request_id": new_run_id(),
+                "method": client.method,
+                "route": fields.pop("route", "other"),
+                "status": client.status,
+                "duration_ms": round((time.perf_counter_ns() - started_ns) / 1_000_000, 3),
+            }
+            logs.record(logs.REQUESTS, "request", {**about, **fields})
 
     async def _answer(self, client: Client, path: str) -> None:
         if path == HEALTH:
@@ -61,6 +83,7 @@ class Gateway:
             denied = denial_of(error, name)
             if denied is None or client.has_begun:
                 raise
+            logs.note(error=denied.code or None)
             self._on_denied(denied)
             await client.answer(*wire.error(denied, client.user_agent))
 
@@ -69,6 +92,7 @@ class Gateway:
 
     async def _serve(self, client: Client, upstream: Upstream, path: str) -> None:
         kind, path = upstream.wire.route(client.method, path)
+        logs.note(route=kind, upstream=upstream.name)
         if kind == "ping":  # some clients look whether the address answers before they send a key
             await client.answer(200, [(b"content-length", b"0")], b"")
             return

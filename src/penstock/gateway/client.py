@@ -42,6 +42,8 @@ class Client:
             name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers
         }
         self.has_begun = False
+        self.status = 0
+        """Status of the response; 0 until it begins."""
         self._receive = receive
         self._send = send
 
@@ -73,7 +75,7 @@ class Client:
 
     async def begin(self, status: int, headers: Headers) -> None:
         """Send the status and the headers."""
-        self.has_begun = True
+        self.has_begun, self.status = True, status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:

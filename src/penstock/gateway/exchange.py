@@ -15,11 +15,13 @@ from functools import partial
 
 import httpcore2
 
+from penstock import logs
 from penstock.gateway.client import Client, Truncated
 from penstock.gateway.denials import denial_of
 from penstock.gateway.grants import Grant
 from penstock.gateway.upstreams import Connections, Headers, Upstream, chunks, returned_headers
 from penstock.gateway.wires import CREDENTIALS, Denied, without_key
+from penstock.money import to_usd
 from penstock.providers.http.exchange import Exchange, admit
 from penstock.providers.http.forms import form_of
 from penstock.providers.http.request import ModelRequest, parse_request
@@ -30,6 +32,8 @@ from penstock.runtime.execution import load_prices
 
 MAX_KEPT_BYTES = 1024 * 1024
 """Size up to which an answer that is no stream is kept back until it is settled."""
+MAX_MODEL = 200
+"""Characters of a model's name that are logged."""
 FREE_BYTES = 64 * 1024 * 1024
 """Maximum size of an answer that costs nothing."""
 
@@ -52,20 +56,34 @@ async def exchange_model_call(
 ) -> None:
     """Make one model call for the client; raise Denied if it is not made."""
     request = read_request(client, upstream, path, body)
+    logs.note(model=request.model[:MAX_MODEL])
     grant.check(request)
     terms = grant.terms
     if terms.context._run.prices.is_pending:
         await load_prices(terms.context, request.model)
     exchange = admit(terms, request, "async")
     await exchange.ahold()
-    response = await _send(exchange, client, upstream, path, connections)
     try:
-        if response.status >= 300:
-            await _relay_error(exchange, response, client, upstream)
-        else:
-            await _Relay(exchange, response, client, upstream).run()
+        response = await _send(exchange, client, upstream, path, connections)
+        try:
+            if response.status >= 300:
+                await _relay_error(exchange, response, client, upstream)
+            else:
+                await _Relay(exchange, response, client, upstream).run()
+        finally:
+            await response.aclose()
     finally:
-        await response.aclose()
+        _note_cost(exchange)
+
+
+def _note_cost(exchange: Exchange) -> None:
+    """Note for the log what the call has cost, as far as it is known."""
+    call = exchange.call.record
+    logs.note(
+        cost_usd=None if call.cost_unknown else to_usd(call.cost or 0),
+        tokens_in=call.tokens_in or 0,
+        tokens_out=call.tokens_out or 0,
+    )
 
 
 async def _send(

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 
+from penstock import logs
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.containment.limits import NO_LIMITS, Limits
@@ -89,11 +90,13 @@ class StoredKeys:
     async def grant(self, key: str, headers: Mapping[str, str]) -> Grant:
         """Return what the key buys; raise Denied if it is unknown, revoked or expired."""
         record = await self._authenticate(key.encode("utf-8", "surrogateescape"))
+        logs.note(user=record.name, key=record.id)
         name = headers.get(RUN_HEADER) or "day"
         if not ID.fullmatch(name):
             raise Denied(400, f"X-Penstock-Run must be an id: {AN_ID}", code="invalid_run")
         settings = self._settings
         run = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS))
+        logs.note(run_id=name)
         terms = Terms(run, settings.max_output_tokens, FLOOR)
         return Grant(terms, tuple(record.models or ()), settings.unknown_cost)
 

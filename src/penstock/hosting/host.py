@@ -58,6 +58,7 @@ from penstock.hosting.reader import Reading
 from penstock.hosting.retention import remove, remove_ended, sweep_accounts
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
+from penstock.logs import note
 from penstock.money import Usd, to_nanos
 from penstock.nodes.approval import as_edited
 from penstock.runtime.billing.prices import PriceBook, default_prices
@@ -472,6 +473,7 @@ class RunHost:
                     self._unsure.add(run_id)
                 raise
         added, claimed = admitted.run, admitted.claimed
+        note(run_id=run_id)
         if not admitted.is_new:
             if run_id in self._unsure:
                 await self._resolve(run_id)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from penstock import logs
 from penstock.clock import Clock
 from penstock.hosting.forking import inputs_of
 from penstock.hosting.limits import HostSettings
 from penstock.hosting.ports import ENDED, GraphRecord, HostStores, RunRecord
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
+from penstock.money import to_usd
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.runtime.graphs.graph_plan import GraphPlan
@@ -129,6 +132,29 @@ class HostContext:
             ended_ms = left.ended_ms or 0
             counted[f"ended:{left.status}:{left.stop_reason or ''}"] += 1
             counted["took_ms"] += max(0, ended_ms - (left.started_ms or ended_ms))
+        if logs.RUNS.isEnabledFor(logging.INFO):
+            self._log_left(left)
+
+    def _log_left(self, left: RunRecord) -> None:
+        """Log that a run has ended or is parked: what it was and used, nothing of what it was given or wrote."""
+        until_ms = left.ended_ms or self.now_ms()
+        about = {
+            "run_id": left.id,
+            "owner": left.owner,
+            "kind": str(left.origin.get("kind", "run")),
+            "graph_id": left.graph_id,
+            "graph_version": left.graph_version,
+            "chat_id": left.origin.get("chat_id"),
+            "status": left.status,
+            "stop_reason": left.stop_reason,
+            "duration_ms": max(0, until_ms - (left.started_ms or until_ms)),
+            "cost_usd": to_usd(left.cost_nanos),
+            "tokens_in": left.tokens_in,
+            "tokens_out": left.tokens_out,
+            "unknown_costs": left.unknown_costs or None,
+            "worker": self.worker,
+        }
+        logs.record(logs.RUNS, "run", about)
 
     async def prepare(self, run: RunRecord) -> Prepared:
         """Return what the run starts with; for a fork or a replay, what the original run started with."""

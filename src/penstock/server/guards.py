@@ -35,6 +35,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock import logs
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.hosting.ports import StoreUnavailable
@@ -42,7 +43,7 @@ from penstock.ids import new_run_id
 from penstock.server.auth import LOCAL, Rules, Token, digest_of, format_time, secret_in, token_of
 from penstock.server.clients import TokenThrottle, client_behind, is_in, network_of
 from penstock.server.errors import RETRY_AFTER_S, ApiError, api_error, fault_location, not_found, send_error
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import METHODS, Metrics
 from penstock.server.settings import ServerSettings, is_loopback
 from penstock.server.tokens import MAX_AGE_S, StoredTokens
 
@@ -143,12 +144,15 @@ class RequestContextGuard:
         sender = _ResponseSender(self._id_of(scope), send, body)
         scope.setdefault("state", {})["request_id"] = sender.id
         started_ns = self._clock.monotonic_ns()
+        fields = _begin_log()
         try:
             await self._respond(sender, scope, receive)
         finally:
             route = scope["state"].get("route", "other")
             took_ns = self._clock.monotonic_ns() - started_ns
             self._metrics.count_request(route, scope["method"], sender.status, took_ns)
+            if fields is not None:
+                _log_request(scope, sender, route, took_ns, fields)
 
     async def _handle_other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -172,6 +176,31 @@ class RequestContextGuard:
         if len(sent) == 1 and REQUEST_ID.fullmatch(sent[0]):
             return sent[0].decode()
         return self._new_id()
+
+
+def _begin_log() -> dict[str, Any] | None:
+    """Return the fields that the request's record will have besides its own; None if requests are not logged."""
+    if not logs.REQUESTS.isEnabledFor(logging.INFO):
+        return None
+    fields: dict[str, Any] = {}
+    logs.current_request.set(fields)
+    return fields
+
+
+def _log_request(scope: Scope, sender: _ResponseSender, route: str, took_ns: int, fields: dict[str, Any]) -> None:
+    """Log a finished request by its route, not its path, which is the client's to choose."""
+    user = scope["state"].get("user")
+    run_id = scope.get("path_params", {}).get("run_id") or fields.get("run_id")
+    about = {
+        "request_id": sender.id,
+        "method": scope["method"] if scope["method"] in METHODS else "other",
+        "route": route,
+        "status": sender.status,
+        "duration_ms": round(took_ns / 1_000_000, 3),
+        "user": None if user is None else user.name,
+        "run_id": run_id,
+    }
+    logs.record(logs.REQUESTS, "request", about)
 
 
 class ResponseTruncated(RuntimeError):

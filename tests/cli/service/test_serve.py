@@ -120,6 +120,30 @@ def test_server_greets_answers_and_stops_gracefully() -> None:
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
+def test_server_logs_json_to_standard_error(penstock: Penstock) -> None:
+    with served("--db", "memory:", "--log-format", "json") as server:
+        run = penstock("runs", "start", "pipeline", "--input", "a secret dam", "--url", server.url)
+        run_id = run.out.partition(":")[0]
+        assert penstock("runs", "tail", run_id, "--url", server.url).code == 0
+        code, err = server.stop(signal.SIGTERM)
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert code == 0
+    (ended,) = [line for line in lines if line["event"] == "run"]
+    assert (ended["run_id"], ended["owner"], ended["status"]) == (run_id, "local", "completed")
+    assert [line["route"] for line in lines if line["event"] == "request" and line["method"] == "POST"] == ["/api/runs"]
+    assert "secret dam" not in err
+
+
+def test_server_whose_log_is_closed_goes_on(penstock: Penstock) -> None:
+    with served("--db", "memory:", "--log-format", "text") as server:
+        assert server.process.stderr is not None
+        server.process.stderr.close()
+        run = penstock("runs", "start", "pipeline", "--input", "x", "--url", server.url)
+        assert penstock("runs", "tail", run.out.partition(":")[0], "--url", server.url).code == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == 0
+
+
 @pytest.mark.parametrize("program", [PENSTOCK, [str(INSTALLED)]], ids=["module", "script"])
 def test_what_is_to_be_tried_is_called_as_the_server_was_where_it_is_not_found(
     directory: Path, program: list[str]

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import (
     Database,
+    LogFormatOption,
     Prices,
     TeamDaily,
     UnknownCostOption,
@@ -39,6 +40,7 @@ def gateway(
     prices: Prices = None,
     unknown_prices: Unpriced = None,
     unknown_cost: UnknownCostOption = UnknownCosts.COUNT,
+    log_format: LogFormatOption = None,
 ) -> int:
     """Serve the APIs of OpenAI, Anthropic and Google to a team, with a budget for each key.
 
@@ -59,6 +61,7 @@ def gateway(
     """
     try:
         from penstock.cli.service.gateway_command import GatewayArguments, serve_gateway
+        from penstock.cli.service.log_output import logging_to_stderr
     except ImportError as error:
         raise Refused(f"penstock gateway needs {error.name}: pip install 'penstock[server]'") from None
     from penstock.cli.loading.services import ServiceOptions, load_price_book
@@ -68,5 +71,6 @@ def gateway(
     settings = GatewaySettings(daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value)
     price_book = load_price_book(ServiceOptions(prices=prices, unknown_prices=unknown_prices))
     arguments = GatewayArguments(host, port, named_database(db), settings, price_book, tuple(upstream or ()))
-    run_on_database(serve_gateway(arguments, lambda text: write(text, sys.stderr)))
+    with logging_to_stderr(log_format):
+        run_on_database(serve_gateway(arguments, lambda text: write(text, sys.stderr)))
     return Exit.OK

@@ -13,6 +13,7 @@ from penstock.cli.options import (
     CostCeiling,
     Database,
     Executors,
+    LogFormatOption,
     MaxCost,
     Models,
     PayloadRecording,
@@ -112,6 +113,7 @@ def serve(
     drain: Annotated[
         float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)
     ] = 10,
+    log_format: LogFormatOption = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Load graphs and programs again when their files change.")
     ] = False,
@@ -133,7 +135,7 @@ def serve(
       penstock serve --host 0.0.0.0 --allow-host penstock.example --tokens tokens.txt --cost-ceiling 5
       penstock serve --tokens tokens.txt --allow-model 'openai:gpt-4o*' --allow-model 'anthropic:*'
       penstock serve --allow-host penstock.example --trusted-proxy 10.0.0.0/8 --root-path /penstock
-      penstock serve --db postgresql://localhost/penstock
+      penstock serve --db postgresql://localhost/penstock --log-format json 2>> penstock.log
 
     \b
     Exit codes:
@@ -172,6 +174,7 @@ def serve(
             keep_payload_days=keep_payloads,
             lease_s=lease,
             drain_s=drain,
+            log_format=log_format,
             reload=reload,
         )
     )

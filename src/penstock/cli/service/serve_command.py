@@ -18,9 +18,10 @@ from penstock.cli.exits import Exit, Failed, Refused
 from penstock.cli.graph import print_problems
 from penstock.cli.loading.served import GraphFile, NotServed, Served, load_served
 from penstock.cli.loading.services import NodeServices, ServiceOptions, load_executors, load_services
-from penstock.cli.options import URL, UnknownPrices
+from penstock.cli.options import URL, LogFormat, UnknownPrices
 from penstock.cli.render.screen import print_error, print_text, printable, write
 from penstock.cli.service.gc_tuning import freeze_heap, relaxed_gc
+from penstock.cli.service.log_output import logging_to_stderr
 from penstock.cli.service.reloading import Reloader
 from penstock.cli.service.seed_graphs import SavedGraphs, save_example_graphs, save_graph_files
 from penstock.cli.values import read_bytes
@@ -79,6 +80,7 @@ class ServeArguments:
     keep_payload_days: float = 7
     lease_s: float = 15
     drain_s: float = 10
+    log_format: LogFormat | None = None
     reload: bool = False
 
 
@@ -129,7 +131,7 @@ def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loade
         return _nothing_to_serve(served.refused)
     loaded = Loaded(served, save_graph_files if arguments.graphs else save_example_graphs, executors, nodes)
     try:
-        with relaxed_gc():
+        with relaxed_gc(), logging_to_stderr(arguments.log_format):
             asyncio.run(transport(arguments, loaded))
     except InvalidValue as invalid:
         raise Refused(f"{invalid}{ADVICE.get(invalid.field, '')}") from None
