@@ -120,6 +120,53 @@ def test_the_first_priced_call_loads_the_table_in_another_process_while_the_even
     assert result["cost"] == pytest.approx(0.0026)
 
 
+SYNC_CALL = """
+import asyncio, sys
+
+happened = []
+sys.addaudithook(lambda event, args: happened.append("export") if event == "subprocess.Popen" else None)
+from penstock import *
+from penstock.runtime.billing.usage import Usage
+from penstock.agents.model import ModelResponse
+
+def ask():
+    happened.append("call")
+    return ModelResponse("yes", usage=Usage(1_000, 10, model="gpt-4o"))
+
+async def main():
+    with {contained} as run:
+        {call}
+    assert "genai_prices" not in sys.modules
+    print(*happened, run.stats.total_cost)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("contained", "call", "expected"),
+    [
+        ("contain()", 'run.wrap_llm_call(ask, WrapOptions(model="gpt-4o"))', "export call 0.0026"),
+        ("contain()", 'run.llm(ask, model="gpt-4o")', "export call 0.0026"),
+        ("ExecutionContext(metadata=ChainMetadata('r', 'c', model='gpt-4o'))", "run.llm(ask)", "export call 0.0026"),
+        ("contain()", "run.llm(ask)", "call export 0.0026"),  # only the answer names the model
+        (
+            "contain(prices=PriceBook(registered={'gpt-4o': Price(1, 2)}))",
+            "run.llm(ask, model='gpt-4o')",
+            "call 0.00102",
+        ),
+    ],
+    ids=["options", "argument", "model of the run", "no model", "registered"],
+)
+def test_a_sync_call_on_an_event_loop_loads_the_table_while_its_function_runs(
+    contained: str, call: str, expected: str
+) -> None:
+    """It cannot wait without blocking the loop, so all it can do is to begin early."""
+    code = SYNC_CALL.format(contained=contained, call=call)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (shown.stdout.strip(), shown.returncode) == (expected, 0), shown.stderr
+
+
 class Loader:
     """Stands in for the table: says on which thread it was loaded, and how often."""
 
@@ -129,7 +176,7 @@ class Loader:
         monkeypatch.setattr(prices_module, "_table", None)
         monkeypatch.setattr(price_table, "load_table", self.load)
 
-    def load(self) -> PriceTable:
+    def load(self, export: object = None) -> PriceTable:
         self.threads.append(threading.current_thread())
         self.began.set()
         assert self.may_end.wait(30)

@@ -1,9 +1,10 @@
 """The prices of genai-prices, without genai-prices in the process.
 
 The table comes from a short-lived process (`price_export`), so that no other thread waits for the interpreter lock
-meanwhile, and is read in slices that give the lock up in between. Where such a process cannot be started, or fails, the
-table is made in place. Models are found by the rules of genai-prices: the provider first, by its id or by the name of
-the model, then the first model of that provider that matches, or of a provider whose models it also offers.
+meanwhile, and is read in slices that give the lock up in between. The process can be started before the table is
+needed. Where it cannot be started, or fails, the table is made in place. Models are found by the rules of genai-prices:
+the provider first, by its id or by the name of the model, then the first model of that provider that matches, or of a
+provider whose models it also offers.
 
 Knows nothing of registered prices or of how models are spelled.
 """
@@ -14,6 +15,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from datetime import date, datetime
 from datetime import time as time_of_day
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from penstock.runtime.billing import price_export
 from penstock.runtime.billing.rates import Price
@@ -126,11 +128,15 @@ class PriceTable:
         return None
 
 
-def load_table() -> PriceTable:
-    """Load the table from a process of its own, or else in place; an empty one without genai-prices. Blocks."""
+def load_table(export: Export | None = None) -> PriceTable:
+    """Load the table from a process of its own, or else in place; an empty one without genai-prices. Blocks.
+
+    `export` is a process that was started before.
+    """
     if not is_installed():
         return PriceTable()
-    if not _is_customized() and (output := _export()) is not None:
+    export = export or start_export()
+    if export is not None and not _is_customized() and (output := export.wait()) is not None:
         try:
             return PriceTable.read(output.splitlines())
         except (IndexError, TypeError, ValueError):  # the process died, or something else wrote to its stdout
@@ -155,21 +161,42 @@ def _is_customized() -> bool:
     return getattr(snapshot, "_custom_snapshot", None) is not None
 
 
-def _export() -> bytes | None:
-    """The output of the process that exports the table; None if it cannot be started or takes too long."""
+@dataclass(slots=True)
+class Export:
+    """A process that exports the table into a file, which never makes it wait, as a pipe that nothing reads would."""
+
+    _process: subprocess.Popen[bytes]
+    _output: IO[bytes]
+
+    def wait(self) -> bytes | None:
+        """Wait for the process, and return its output; None if it takes too long."""
+        with self._output:
+            try:
+                self._process.wait(EXPORT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                return None
+            self._output.seek(0)
+            return self._output.read()
+
+
+def start_export() -> Export | None:
+    """Start the process that exports the table; None if it cannot be started, or would not know all prices."""
     if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.startswith(("python", "pypy")):
         return None  # the executable is not an interpreter
+    if not is_installed() or _is_customized():
+        return None
+    command = [sys.executable, "-c", _EXPORT, json.dumps(sys.path)]
     try:
-        command = [sys.executable, "-c", _EXPORT, json.dumps(sys.path)]
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=EXPORT_TIMEOUT_S,
-            check=False,
-        ).stdout
+        output = tempfile.TemporaryFile()  # noqa: SIM115  it is closed when it has been read
+    except OSError:
+        return None
+    try:
+        quiet = subprocess.DEVNULL
+        return Export(subprocess.Popen(command, stdin=quiet, stdout=output, stderr=quiet), output)
     except (OSError, TypeError, ValueError, subprocess.SubprocessError):
+        output.close()
         return None
 
 

@@ -5,7 +5,8 @@ price, or counted as of unknown cost. Everything works without genai-prices. Kno
 
 The table of genai-prices takes up to seconds to load, once per process, in a process of its own (`price_table`). A
 look-up waits for it if necessary. Code on an event loop checks `must_load_for` before a look-up and awaits `aload`,
-which waits on a thread.
+which waits on a thread; sync calls start the process before their function runs (`begin_load`), so that the function
+and the process run at the same time.
 
 Prices distinguish only what a usage does: audio and image tokens, one-hour cache writes, searches and service tiers
 count as plain tokens at the standard rate. For more precision, report the cost.
@@ -26,7 +27,7 @@ from penstock.runtime.billing.rates import Price as Price
 from penstock.runtime.billing.usage import MAX_NAME, Usage
 
 if TYPE_CHECKING:
-    from penstock.runtime.billing.price_table import PriceTable, Quote
+    from penstock.runtime.billing.price_table import Export, PriceTable, Quote
 
 Source = Literal["reported", "registered", "genai-prices", "assumed", "unknown"]
 Unknown = Literal["refuse", "assume", "count"]
@@ -109,6 +110,11 @@ class PriceBook:
                 return
         # Shielded: another task may wait for the same load.
         await asyncio.shield(loading)
+
+    def begin_load(self, model: str | None) -> None:
+        """Start loading the table if a call of `model` needs it, without waiting for it; `load` waits for the rest."""
+        if self.must_load_for(model):
+            _begin()
 
     def must_load_for(self, model: str | None, otherwise: str | None = None) -> bool:
         """Whether looking up the price of a call of `model` would load the table first."""
@@ -238,17 +244,32 @@ def _provider_of(name: str) -> str | None:
 _one_at_a_time = threading.Lock()
 """Held while the table is loaded: a second thread waits for it instead of loading it too."""
 _table: PriceTable | None = None
+_export: Export | None = None
+"""The process that was started before the table was needed."""
+
+
+def _begin() -> None:
+    """Start the process that exports the table, unless it is loaded or being loaded."""
+    global _export
+    if _table is None and _export is None and _one_at_a_time.acquire(blocking=False):
+        try:
+            from penstock.runtime.billing.price_table import start_export  # not needed by a program without prices
+
+            _export = start_export()
+        finally:
+            _one_at_a_time.release()
 
 
 def _the_table() -> PriceTable:
     """Return the table of genai-prices, which is loaded once for all price books; blocks meanwhile."""
-    global _table
+    global _table, _export
     if _table is None:
         with _one_at_a_time:
             if _table is None:
                 from penstock.runtime.billing.price_table import load_table  # not needed by a program without prices
 
-                _table = load_table()
+                export, _export = _export, None
+                _table = load_table(export)
     return _table
 
 
