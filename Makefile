@@ -21,7 +21,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 .DEFAULT_GOAL := help
 .PHONY: help env run example check test unit-tests all-tests lint types format requirements bench structure adopt clients \
-	soak lock clean ui built-ui ui-dev ui-types ui-test pictures
+	soak lock clean ui built-ui ui-dev ui-types ui-test pictures docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ ui-types: env ## write the UI's types of the API anew, from the API's descriptio
 
 pictures: env ui ui/node_modules/.tests ## take the pictures of the documentation anew, in a real browser
 	$(BIN)/python -m tools.pictures
+
+docs: env ## build the documentation site into build/site: open build/site/index.html
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 ui-test: ui ui/node_modules/.tests ## check the UI's types and run its unit tests
 	$(NPM) run types

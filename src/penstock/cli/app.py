@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import completion, graph, program, run
+from penstock.cli import completion, graph, init, program, run
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.remote import chat, runs
 from penstock.cli.render.screen import flush, prepare_streams, print_error, print_text, printing
@@ -22,6 +22,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base class of typer's command-line errors; typer does not export it under a public name."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+app.command("init", short_help="Write a small project to start from.")(init.init)
 app.command("run", no_args_is_help=False)(run.run)
 app.command("exec", short_help="Run a program of any language under limits.", context_settings=program.CONTEXT)(
     program.exec_program
