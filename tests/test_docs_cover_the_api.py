@@ -54,6 +54,7 @@ def test_every_public_name_is_shown_running() -> None:
     assert not missing, "no python block of README.md or docs/ uses these"
 
 
+@pytest.mark.requirement("X-16")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run_and_print_the_output_shown_there(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

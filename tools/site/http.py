@@ -10,6 +10,7 @@ from penstock.server.auth import ACCESS
 from tools.ui_types import description
 
 Json = Mapping[str, Any]
+TITLES = {"openai": "OpenAI's API", "mcp": "MCP"}
 METHODS = ("get", "post", "put", "patch", "delete")
 INTRODUCTION = """\
 # HTTP API
@@ -26,7 +27,7 @@ def page() -> str:
     api = asyncio.run(description())
     lines = [INTRODUCTION]
     for tag, routes in _by_tag(api["paths"]).items():
-        lines += [f"## {tag.capitalize()}", ""]
+        lines += [f"## {TITLES.get(tag, tag.capitalize())}", ""]
         for method, path, operation in routes:
             lines += _route(method, path, operation)
     return "\n".join(lines)
