@@ -39,6 +39,7 @@ def api(server: Server, path: str, body: Any = None) -> Any:
 async def start(page: Page, graph: str, text: str, money: str = "") -> str:
     """Start a run by the form; returns its id."""
     await page.get_by_role("link", name="Start a run").first.click()
+    await expect(page.get_by_role("heading", name="Start a run")).to_be_visible()  # the list has a Graph field, too
     await page.get_by_label("Graph").select_option(graph)
     await page.get_by_label("Input", exact=True).fill(text)
     if money:

@@ -1,11 +1,12 @@
-import { StrictMode, Suspense, useEffect, useRef, useState } from "react";
+import { lazy, StrictMode, Suspense, useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { ApiError, get, hasToken, signOut, whenSignedOut } from "./api/client.ts";
 import type { Me } from "./api/types.ts";
 import { PLACES, type PageProps } from "./pages/index.ts";
 import { SignIn } from "./pages/sign-in.tsx";
-import { useApprovals } from "./pages/use-approvals.ts";
+import { useApprovals, useTopic } from "./pages/use-lists.ts";
 import { useRoute, type Route } from "./router.ts";
+import { Boundary } from "./ui/boundary.tsx";
 import { Failure } from "./ui/parts.tsx";
 import icon from "./icon.svg";
 import "./ui/tokens.css";
@@ -56,7 +57,9 @@ function Shell({ me }: { me: Me }) {
     if (shown.current !== place) main.current?.focus(); // a new page is read from its beginning
     shown.current = place;
   }, [place, route]);
-  useShortcuts();
+  const [open, setOpen] = useState<"palette" | "keys" | null>(null);
+  useShortcuts(setOpen);
+  const hasNewer = useNewerPage();
   const link = (to: string, label: string, count = 0) => (
     <a key={to} href={`#/${to}`} {...(page === to ? { "aria-current": "page" as const } : {})}>
       {label}
@@ -86,6 +89,9 @@ function Shell({ me }: { me: Me }) {
           <a href="docs">API</a>
         </nav>
         <footer>
+          <button onClick={() => setOpen("palette")}>
+            Go to… <kbd>Ctrl K</kbd>
+          </button>
           <Theme />
           <span className="muted">
             {me.name}, {me.role}
@@ -95,13 +101,33 @@ function Shell({ me }: { me: Me }) {
         </footer>
       </header>
       <main ref={main} tabIndex={-1}>
-        <Suspense fallback={<p className="muted">Loading…</p>}>
-          <Page route={route} me={me} />
-        </Suspense>
+        {hasNewer && (
+          <div className="note warn" role="status">
+            The server has another version of this page. What you see is right, but reload it before you rely on new features.
+            <div>
+              <button onClick={() => location.reload()}>Reload the page</button>
+            </div>
+          </div>
+        )}
+        <Boundary key={place}>
+          <Suspense fallback={<p className="muted">Loading…</p>}>
+            <Page route={route} me={me} />
+          </Suspense>
+        </Boundary>
       </main>
+      {open && (
+        <Boundary>
+          <Suspense fallback={null}>
+            {open === "palette" ? <Palette me={me} onClose={() => setOpen(null)} /> : <Keys me={me} onClose={() => setOpen(null)} />}
+          </Suspense>
+        </Boundary>
+      )}
     </div>
   );
 }
+
+const Palette = lazy(() => import("./palette.tsx"));
+const Keys = lazy(async () => ({ default: (await import("./palette.tsx")).Keys }));
 
 function Page(props: PageProps) {
   const place = PLACES[props.route.parts[0] ?? "runs"];
@@ -120,20 +146,50 @@ function titleOf({ parts: [page = "runs", id] }: Route): string {
   return PLACES[page]?.title(id) ?? "Not found";
 }
 
-/** `g` and a letter goes to a page, as in many tools; not while somebody types. */
-function useShortcuts(): void {
+/** Keys that work on every page; letters do nothing while somebody types. `g` and a letter goes to a page. */
+function useShortcuts(open: (what: "palette" | "keys") => void): void {
   useEffect(() => {
     let began = false;
     const onKey = (event: KeyboardEvent) => {
-      const typing = event.target instanceof Element && event.target.closest("input, textarea, select, dialog");
-      if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+        event.preventDefault();
+        open("palette");
+        return;
+      }
+      const typing = event.target instanceof Element && event.target.closest("input, textarea, select, dialog, [contenteditable]");
+      if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       const place = Object.entries(PLACES).find(([, { key }]) => key === event.key);
       if (began && place) location.hash = `#/${place[0]}`;
+      else if (event.key === "?" && !document.querySelector("dialog[open], .editor")) open("keys");
+      else if (event.key === "/") {
+        const search = document.querySelector<HTMLElement>("main input[type=search]");
+        if (search) event.preventDefault();
+        search?.focus();
+      }
       began = event.key === "g";
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
-  }, []);
+  }, [open]);
+}
+
+const SCRIPT = /<script[^>]+src="([^"]+)"/;
+const NEWER_MS = 10_000;
+
+/** Whether the server has another page than this one, as after an upgrade; looked at when a connection is made again. */
+function useNewerPage(): boolean {
+  const [hasNewer, setNewer] = useState(false);
+  const look = async () => {
+    const own = document.querySelector<HTMLScriptElement>("script[type=module]")?.getAttribute("src");
+    try {
+      const found = SCRIPT.exec(await (await fetch("./", { cache: "no-cache" })).text())?.[1];
+      if (own && found) setNewer(found !== own);
+    } catch {
+      // The server is away; it is looked at again after the next connection.
+    }
+  };
+  useTopic("approvals", () => void look(), NEWER_MS);
+  return hasNewer;
 }
 
 function Theme() {

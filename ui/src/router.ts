@@ -34,9 +34,10 @@ export function go(hash: string): void {
   location.hash = hash;
 }
 
-/** Change what is looked at on a page without a new entry in the history. */
+/** Change what is looked at on a page without a new entry in the history; nothing if the page was left meanwhile. */
 export function setParams(route: Route, changes: Record<string, string | null>): void {
-  const params = new URLSearchParams(route.params);
+  const { parts, params } = parse(location.hash);
+  if (parts.join("/") !== route.parts.join("/")) return;
   for (const [name, value] of Object.entries(changes)) {
     if (value) params.set(name, value);
     else params.delete(name);
@@ -49,6 +50,10 @@ export function setParams(route: Route, changes: Record<string, string | null>):
 
 export function runLink(id: string): string {
   return `#/runs/${encodeURIComponent(id)}`;
+}
+
+export function diffLink(one: string, other: string): string {
+  return `#/diff/${encodeURIComponent(one)}/${encodeURIComponent(other)}`;
 }
 
 export function chatLink(id: string): string {

@@ -670,6 +670,13 @@ class Edit(Verdict):
     answer: Any
 
 
+class ToolShape(Shown):
+    """A tool, and the JSON Schema of its arguments."""
+
+    tool: str
+    parameters: dict[str, Any]
+
+
 class ApprovalShown(Shown):
     """An approval request of a run, and its outcome."""
 
@@ -685,6 +692,9 @@ class ApprovalShown(Shown):
     asked_ms: int
     answered_ms: int | None
     answered_by: str | None
+    expects: ToolShape | None = Field(
+        default=None, description="The tool that would run, whose arguments an edit may replace; null for any value"
+    )
 
     @classmethod
     def of(cls, record: ApprovalRecord) -> ApprovalShown:
@@ -949,6 +959,8 @@ class Me(Shown):
     name: str
     role: str
     until: Moment | None = Field(description="When the token expires; null if it does not")
+    default_limits: dict[str, Any] = Field(description="Limits of a run for the fields that its submission leaves out")
+    ceilings: dict[str, Any] = Field(description="Highest limits that a submission may request")
 
 
 class Health(Shown):

@@ -47,6 +47,7 @@ async def test_an_edit_that_the_tool_does_not_accept_is_refused_and_can_be_corre
     question = ApprovalRecord("q", "r", "ann", "k", "n", "May pay run?", {"tool": "pay"}, expects=expects)
     async with served() as server, server.client("ann") as ann:
         await server.stores.approvals.ask(question)
+        assert (await ann.get("/api/approvals/q")).json()["expects"] == expects
         for wrong in ("seven", [1], None, {"amount": "seven"}, {"tool": "mail", "arguments": {}}):
             answer = await ann.post("/api/approvals/q/edit", json={"answer": wrong})
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_value")

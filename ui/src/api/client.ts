@@ -3,24 +3,15 @@
 // The token is kept in memory, and in the tab's session storage only if the person asks for it. It is never part of an
 // address, and it is forgotten as soon as the server refuses it.
 
-import type { ErrorShown, EventShown } from "./types.ts";
-import { frameParser } from "./sse.ts";
+import { ApiError, query, readFrames, request } from "./request.ts";
+import { delay } from "./transport.ts";
+import type { EventShown } from "./types.ts";
+
+export { ApiError, query } from "./request.ts";
 
 const KEY = "penstock.token";
 let token: string | null = readToken();
 let onSignOut: (message: string) => void = () => {};
-
-export class ApiError extends Error {
-  readonly status: number;
-  readonly code: string;
-  readonly path: string | null;
-  constructor(status: number, code: string, message: string, path: string | null = null) {
-    super(message);
-    this.status = status;
-    this.code = code;
-    this.path = path;
-  }
-}
 
 export function signIn(secret: string, keep: boolean): void {
   token = secret;
@@ -42,26 +33,22 @@ export function hasToken(): boolean {
   return token !== null;
 }
 
+export function currentToken(): string | null {
+  return token;
+}
+
 function readToken(): string | null {
   return typeof sessionStorage === "undefined" ? null : sessionStorage.getItem(KEY);
 }
 
+/** Sends a request; relative to the page, which may be served below a prefix of a proxy. */
 export async function send(path: string, init: RequestInit): Promise<Response> {
-  const headers = new Headers(init.headers);
-  if (token !== null) headers.set("Authorization", `Bearer ${token}`);
-  let response: Response;
   try {
-    // Relative to the page, which may be served below a prefix of a proxy.
-    response = await fetch(path.slice(1), { ...init, headers, cache: "no-store", redirect: "error" });
+    return await request(path.slice(1), init, token, readClock);
   } catch (error) {
-    if (init.signal?.aborted) throw error;
-    throw new ApiError(0, "unreachable", "the server does not answer; it may be restarting");
+    if (error instanceof ApiError && error.status === 401) signOut(error.code === "unauthorized" ? "" : error.message);
+    throw error;
   }
-  readClock(response);
-  if (response.ok) return response;
-  const failure = await errorOf(response);
-  if (failure.status === 401) signOut(failure.code === "unauthorized" ? "" : failure.message);
-  throw failure;
 }
 
 let clockAheadMs = 0;
@@ -84,15 +71,6 @@ export function serverNow(): number {
   return Date.now() + clockAheadMs;
 }
 
-async function errorOf(response: Response): Promise<ApiError> {
-  try {
-    const { error } = (await response.json()) as ErrorShown;
-    return new ApiError(response.status, error.code, error.message, error.path ?? null);
-  } catch {
-    return new ApiError(response.status, "unknown", `the server answered ${response.status}`);
-  }
-}
-
 export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
   const response = await send(path, { headers: { Accept: "application/json" }, signal: signal ?? null });
   return (await response.json()) as T;
@@ -113,18 +91,6 @@ export async function getText(path: string, signal?: AbortSignal): Promise<strin
 export async function sendText(method: "PUT" | "POST" | "PATCH" | "DELETE", path: string, body?: string): Promise<string> {
   const headers = { ...(body !== undefined && { "Content-Type": "application/json" }), Accept: "application/json" };
   return (await send(path, { method, headers, body: body ?? null })).text();
-}
-
-/** Builds a query string; empty values are left out, lists are repeated. */
-export function query(values: Record<string, string | number | readonly string[] | undefined>): string {
-  const parameters = new URLSearchParams();
-  for (const [name, value] of Object.entries(values)) {
-    for (const one of Array.isArray(value) ? value : [value]) {
-      if (one !== undefined && one !== "") parameters.append(name, String(one));
-    }
-  }
-  const text = parameters.toString();
-  return text && `?${text}`;
 }
 
 export interface Follower {
@@ -171,21 +137,6 @@ export async function readEvents(
   const response = await send(path, { headers: { Accept: "text/event-stream" }, signal });
   if (response.status === 204) return true;
   onOpen();
-  const parse = frameParser();
-  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
-  for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
-    const events = parse(piece.value).map((frame) => JSON.parse(frame.data) as EventShown);
-    if (events.length && !onEvents(events)) {
-      await reader.cancel();
-      return false;
-    }
-  }
+  await readFrames(response, (events) => onEvents(events as EventShown[]));
   return false;
-}
-
-function delay(ms: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
 }

@@ -36,6 +36,7 @@ export interface ApprovalShown {
   asked_ms: number;
   answered_ms: number | null;
   answered_by: string | null;
+  expects?: ToolShape | null;
 }
 
 export interface AttachmentShown {
@@ -91,6 +92,15 @@ export interface BudgetsOfDay {
   now_ms: number;
   resets_ms: number;
   budgets: DayBudgetShown[];
+}
+
+export interface CallPayload {
+  call_id: string;
+  recording: "off" | "redacted" | "full";
+  request: unknown;
+  response: unknown;
+  truncated: boolean;
+  expired: boolean;
 }
 
 export interface CancelShown {
@@ -180,6 +190,12 @@ export interface DaySpend {
   api_calls: number;
   tokens_in: number;
   tokens_out: number;
+}
+
+export interface Difference {
+  what: string;
+  one: unknown;
+  other: unknown;
 }
 
 export interface Edge {
@@ -369,6 +385,8 @@ export interface Me {
   name: string;
   role: string;
   until: string | null;
+  default_limits: Record<string, unknown>;
+  ceilings: Record<string, unknown>;
 }
 
 export interface ModelShown {
@@ -560,6 +578,10 @@ export interface RunBills {
   unknown: UnknownCost[];
 }
 
+export interface RunDiff {
+  differences: Difference[];
+}
+
 export interface RunPage {
   runs: RunSummary[];
   next: string | null;
@@ -693,6 +715,11 @@ export interface TokenShown {
 
 export interface ToolList {
   tools: string[];
+}
+
+export interface ToolShape {
+  tool: string;
+  parameters: Record<string, unknown>;
 }
 
 export interface TreeColumns {

@@ -92,30 +92,31 @@ function nodeOf(node: Data): GraphNode {
   };
 }
 
-/** What the nodes of a part have done, by id. */
-export function figuresOf(state: RunState, table: CallTable, path: string[]): Map<string, NodeFigures> {
+/** What the nodes of a part have done, by id; as of now or of a moment. */
+export function figuresOf(state: RunState, table: CallTable, path: string[], atMs: number | null = null): Map<string, NodeFigures> {
   const found = new Map<string, NodeFigures>();
-  const tree = table.tree();
+  const tree = table.tree(atMs);
   const ids = idsIn(table.strings, path);
   for (let row = 0; row < table.count; row += 1) {
     const id = ids[table.node[row]!];
-    if (id === undefined || table.nodeType[row]! < 0) continue;
+    if (id === undefined || table.nodeType[row]! < 0 || !table.hasBegun(row, atMs)) continue;
     const figures = found.get(id) ?? blank();
-    const end = table.end[row]!;
+    const hasEnded = table.hasEnded(row, atMs);
     figures.times += 1;
-    figures.ended += end < 0 ? 0 : 1;
+    figures.ended += hasEnded ? 1 : 0;
     figures.costNanos += tree.costNanos[row]!;
     figures.tokens += tree.tokens[row]!;
     figures.heldNanos += tree.heldNanos[row]!;
     figures.unknown ||= tree.unknown[row] !== 0;
-    figures.tookMs += end < 0 ? 0 : end - table.start[row]!;
-    figures.status = worse(figures.status, statusOf(table, row));
+    figures.tookMs += hasEnded ? table.end[row]! - table.start[row]! : 0;
+    figures.status = worse(figures.status, hasEnded || atMs === null ? statusOf(table, row) : "running");
     figures.row = row;
     found.set(id, figures);
   }
   for (const node of state.nodes.values()) {
-    const id = node.epoch === table.epoch ? idOf(node.id, path) : null;
-    if (id !== null && (node.status === "skipped" || !found.has(id))) found.set(id, { ...(found.get(id) ?? blank()), status: node.status });
+    const id = node.epoch === table.epoch && (atMs === null || node.startedMs <= atMs) ? idOf(node.id, path) : null;
+    const status = atMs !== null && node.endedMs !== null && node.endedMs > atMs ? "running" : node.status;
+    if (id !== null && (status === "skipped" || !found.has(id))) found.set(id, { ...(found.get(id) ?? blank()), status });
   }
   return found;
 }

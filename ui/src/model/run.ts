@@ -112,7 +112,7 @@ export function isLive(status: Status): boolean {
 /** How long the run has worked, without the time it was queued or parked. */
 export function elapsedMs(state: RunState, nowMs: number): number {
   if (state.resumedMs === null) return 0;
-  return state.workedMs + Math.max(0, (state.endedMs ?? nowMs) - state.resumedMs);
+  return state.workedMs + Math.max(0, Math.min(state.endedMs ?? nowMs, nowMs) - state.resumedMs);
 }
 
 export function newRun(): RunState {

@@ -35,6 +35,7 @@ export const PLACES: Record<string, Place> = {
     key: "e",
   },
   approvals: { title: () => "Approvals", page: lazy(() => import("./approvals.tsx")), label: "Approvals", key: "a" },
+  diff: { title: () => "Two runs compared", page: lazy(() => import("./diff.tsx")) },
   start: {
     title: () => "Start a run",
     page: lazy(() => import("./start.tsx")),

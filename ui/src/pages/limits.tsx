@@ -1,6 +1,7 @@
 // Limits of a run as a form: of a new run, and what a grant adds.
 
 import type { Limits } from "../api/types.ts";
+import { formatCount, formatDuration, formatUsd, toNanos } from "../model/money.ts";
 import { Field } from "../ui/parts.tsx";
 
 export const LIMITS = {
@@ -39,6 +40,20 @@ export function LimitFields({
       ))}
     </div>
   );
+}
+
+/** Limits as they are in force, such as “$1, 1,000 steps, 1 h”. */
+export function limitsInWords(limits: Record<string, unknown>): string {
+  const words: Record<LimitName, (value: number) => string> = {
+    max_cost_usd: (value) => formatUsd(toNanos(value)),
+    max_steps: (value) => `${formatCount(value)} steps`,
+    max_tokens: (value) => `${formatCount(value)} tokens`,
+    max_api_calls: (value) => `${formatCount(value)} API calls`,
+    max_retries: (value) => `${formatCount(value)} retries`,
+    timeout_s: (value) => formatDuration(value * 1000),
+  };
+  const given = (Object.keys(words) as LimitName[]).filter((name) => limits[name] !== undefined);
+  return given.map((name) => words[name](Number(limits[name]))).join(", ") || "no limit";
 }
 
 /** Reads the filled-in fields; money stays text, so that it stays exact. */

@@ -4,9 +4,9 @@ import type { GraphPage, Limits, NewRun, RunShown } from "../api/types.ts";
 import { go, runLink } from "../router.ts";
 import { Failure, Field, useAction, usePolled } from "../ui/parts.tsx";
 import type { PageProps } from "./index.ts";
-import { LimitFields, readLimits } from "./limits.tsx";
+import { LimitFields, limitsInWords, readLimits } from "./limits.tsx";
 
-export default function StartPage({ route }: PageProps) {
+export default function StartPage({ route, me }: PageProps) {
   const graphs = usePolled("graphs", (signal) => get<GraphPage>("/api/graphs?limit=200", signal), 0);
   const runnable = graphs.value?.graphs.filter((graph) => graph.valid) ?? [];
   const [picked, setPicked] = useState(route.params.get("graph") ?? "");
@@ -28,7 +28,7 @@ export default function StartPage({ route }: PageProps) {
       <Failure error={graphs.error} />
       {graphs.value && runnable.length === 0 ? (
         <div className="panel empty">
-          No graph can run yet. Save one with <code>PUT /api/graphs/ID</code>.
+          No graph can run yet. <a href="#/graphs">Build one</a>, or save one with <code>PUT /api/graphs/ID</code>.
         </div>
       ) : (
         <form className="panel pad stack" onSubmit={(event) => (event.preventDefault(), void submit())}>
@@ -51,7 +51,11 @@ export default function StartPage({ route }: PageProps) {
             The input is JSON
           </label>
           <h2>Limits</h2>
-          <p className="muted small">The server's own limits apply where you leave a field empty. 0 allows nothing.</p>
+          <p className="muted small">
+            Where you leave a field empty, the server's own limits apply: {limitsInWords(me.default_limits)}.{" "}
+            {Object.keys(me.ceilings).length > 0 && `The highest that a run may have here: ${limitsInWords(me.ceilings)}. `}
+            0 allows nothing.
+          </p>
           <LimitFields values={limits} onChange={setLimits} />
           <Failure error={error} />
           <div className="bar">

@@ -206,6 +206,11 @@ export function usePolled<T>(key: string, load: (signal: AbortSignal) => Promise
   return { value, error: state.key === key ? state.error : null, again: () => setTurn((old) => old + 1) };
 }
 
+/** An id as lists show it. */
+export function shortId(id: string): string {
+  return id.length > 24 ? `${id.slice(0, 8)}…${id.slice(-6)}` : id;
+}
+
 export function when(ms: number | null): string {
   return ms === null ? "" : new Date(ms).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
 }

@@ -8,12 +8,15 @@ from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.hosting.ports import GraphRecord, newest_to_replace
 from penstock.kernel.document import parse_graph
 from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.nodes.program import is_program, program_name
 from penstock.server.auth import User, reserved
+from penstock.server.caching import REVALIDATED, revalidated
 from penstock.server.errors import ApiError, not_found, problem_details
 from penstock.server.graph_diff import diff
 from penstock.server.schemas import (
@@ -83,10 +86,10 @@ async def validate_graph(body: GraphDocument, service: Service) -> Validity:
     return Validity.model_validate({"valid": not problems, "problems": details})
 
 
-@router.get("/{graph_id}")
-async def get_graph(graph_id: PathId, service: Service, version: VersionQuery = None) -> GraphShown:
+@router.get("/{graph_id}", response_model=GraphShown, responses=REVALIDATED)
+async def get_graph(graph_id: PathId, request: Request, service: Service, version: VersionQuery = None) -> Response:
     """Return one version of a graph, the newest by default."""
-    return await _shown(service, await _version(service, graph_id, version))
+    return revalidated(request, await _shown(service, await _version(service, graph_id, version)))
 
 
 @router.put("/{graph_id}")

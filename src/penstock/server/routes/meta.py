@@ -17,6 +17,7 @@ from penstock.kernel.values import STANDARD_CONVERSIONS
 from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.api_page import api_page
 from penstock.server.auth import User, format_time
+from penstock.server.caching import REVALIDATED, revalidated
 from penstock.server.errors import not_found
 from penstock.server.metrics import CONTENT_TYPE
 from penstock.server.schemas import (
@@ -75,17 +76,25 @@ async def metrics(service: Service) -> Response:
 
 
 @router.get("/api/me")
-async def me(request: Request, user: CurrentUser) -> Me:
-    """Return the authenticated user, their role, and when their token expires."""
+async def me(request: Request, service: Service, user: CurrentUser) -> Me:
+    """Return the authenticated user, their role, when their token expires, and the limits of their runs."""
     until_ns: int | None = request.state.until_ns
-    return Me(name=user.name, role=user.role, until=None if until_ns is None else format_time(until_ns))
+    limits = service.host.settings
+    return Me(
+        name=user.name,
+        role=user.role,
+        until=None if until_ns is None else format_time(until_ns),
+        default_limits=limits.default_limits.to_dict(),
+        ceilings=limits.ceilings.to_dict(),
+    )
 
 
-@router.get("/api/node-types")
-async def node_types(service: Service) -> NodeTypes:
+@router.get("/api/node-types", response_model=NodeTypes, responses=REVALIDATED)
+async def node_types(request: Request, service: Service) -> Response:
     """List every node type available to graphs on this server, by category, with hints for forms of their data."""
     found = await asyncio.to_thread(_node_types, service)
-    return NodeTypes(node_types=found, conversions=[list(pair) for pair in STANDARD_CONVERSIONS.pairs])
+    pairs = [list(pair) for pair in STANDARD_CONVERSIONS.pairs]
+    return revalidated(request, NodeTypes(node_types=found, conversions=pairs))
 
 
 @router.get("/api/models")

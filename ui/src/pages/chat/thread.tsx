@@ -8,7 +8,7 @@ import { go, runLink, setParams, type Route } from "../../router.ts";
 import { Dialog, Failure, Field, useAction, usePolled } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import { ApprovalCard } from "../approvals.tsx";
-import { useApprovals } from "../use-approvals.ts";
+import { useApprovals } from "../use-lists.ts";
 import { isUnderWay, type Answer } from "./answer.ts";
 import { Composer } from "./composer.tsx";
 import { AnswerMessage, UserMessage, type Actions } from "./message.tsx";

@@ -31,7 +31,7 @@ interface Zoom {
 const WHOLE: Zoom = { from: 0, to: 1 };
 
 export default function FlameView(props: ViewProps) {
-  const { table, state, route, picked, onPick } = props;
+  const { table, state, route, atMs, picked, onPick } = props;
   const given = route.params.get("by") ?? "time";
   const measure: Measure = given in MEASURES ? (given as Measure) : "time";
   const asTable = route.params.get("as") === "table";
@@ -61,9 +61,9 @@ export default function FlameView(props: ViewProps) {
       {flame.total === 0 ? (
         <p className="empty">{measure === "money" ? "Nothing has been paid for yet." : "No tokens have been used yet."}</p>
       ) : asTable ? (
-        <Heaviest table={table} flame={flame} measure={measure} picked={picked} onPick={onPick} />
+        <Heaviest table={table} flame={flame} measure={measure} atMs={atMs} picked={picked} onPick={onPick} />
       ) : (
-        <Drawing key={measure} table={table} flame={flame} measure={measure} picked={picked} onPick={onPick} />
+        <Drawing key={measure} table={table} flame={flame} measure={measure} atMs={atMs} picked={picked} onPick={onPick} />
       )}
     </>
   );
@@ -73,11 +73,12 @@ interface Drawn {
   table: CallTable;
   flame: Flame;
   measure: Measure;
+  atMs: number | null;
   picked: string | null;
   onPick: (key: string) => void;
 }
 
-function Drawing({ table, flame, measure, picked, onPick }: Drawn) {
+function Drawing({ table, flame, measure, atMs, picked, onPick }: Drawn) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
   const colours = useColours();
@@ -86,6 +87,8 @@ function Drawing({ table, flame, measure, picked, onPick }: Drawn) {
   const [top, setTop] = useState(0);
   const [hovered, setHovered] = useState(-1);
   const pickedRow = picked ? table.rowOf(picked.slice(picked.indexOf(":") + 1)) : -1;
+  // In a flame by money or tokens the width is no time.
+  const moment = atMs === null || measure !== "time" ? null : (atMs - table.span()[0]) / flame.total;
   const height = Math.min(MAX_HEIGHT_PX, flame.lanes * LANE_PX + 2);
 
   useEffect(() => {
@@ -94,7 +97,7 @@ function Drawing({ table, flame, measure, picked, onPick }: Drawn) {
     return () => observer.disconnect();
   }, []);
   useEffect(() => {
-    const frame = requestAnimationFrame(() => draw(canvas.current!, { table, flame, zoom, width, height, top, picked: pickedRow, colours }));
+    const frame = requestAnimationFrame(() => draw(canvas.current!, { table, flame, zoom, width, height, top, picked: pickedRow, moment, colours }));
     return () => cancelAnimationFrame(frame);
   });
 
@@ -210,10 +213,13 @@ interface Scene {
   height: number;
   top: number;
   picked: number;
+  /** The moment that is looked at, as a share of the whole; what began later is drawn faint. */
+  moment: number | null;
   colours: Colours;
 }
 
-function draw(canvas: HTMLCanvasElement, { table, flame, zoom, width, height, top, picked, colours }: Scene): void {
+function draw(canvas: HTMLCanvasElement, scene: Scene): void {
+  const { table, flame, zoom, width, height, top, picked, moment, colours } = scene;
   const ratio = window.devicePixelRatio || 1;
   canvas.width = width * ratio;
   canvas.height = height * ratio;
@@ -231,6 +237,7 @@ function draw(canvas: HTMLCanvasElement, { table, flame, zoom, width, height, to
     const right = Math.min(width, x + wide);
     const gap = right - left > 4 ? 1 : 0;
     const fill = fillOf(table, row);
+    context.globalAlpha = moment !== null && flame.from[row]! > moment ? 0.25 : 1;
     context.fillStyle = colours[fill];
     context.fillRect(left, y + 1, Math.max(1, right - left - gap), LANE_PX - 2);
     if (row === picked) {
@@ -247,6 +254,10 @@ function draw(canvas: HTMLCanvasElement, { table, flame, zoom, width, height, to
     context.fillText(nameOf(table, row), left + 6, y + LANE_PX / 2 + 0.5);
     context.restore();
   });
+  context.globalAlpha = 1;
+  if (moment === null || moment < zoom.from || moment > zoom.to) return;
+  context.fillStyle = colours.fg;
+  context.fillRect(Math.min(width - 2, ((moment - zoom.from) / (zoom.to - zoom.from)) * width), 0, 2, height);
 }
 
 type Fill = "llm" | "tool" | "step" | "bad" | "held";

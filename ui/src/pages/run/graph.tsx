@@ -81,8 +81,8 @@ interface CardData extends Record<string, unknown> {
 
 type Inside = ViewProps & { part: GraphPart; inside: string[] };
 
-function useCards({ state, table, route, picked, onPick, part, inside }: Inside): CardData[] {
-  const figures = figuresOf(state, table, inside);
+function useCards({ state, table, route, atMs, picked, onPick, part, inside }: Inside): CardData[] {
+  const figures = figuresOf(state, table, inside, atMs);
   return part.nodes.map((node) => {
     const own = figures.get(node.id);
     const key = own && own.row >= 0 ? table.call(own.row).key : null;

@@ -1,10 +1,12 @@
 // What the run is, and what may be done with it: resume, grant, cancel.
 
-import { useState } from "react";
+import { useEffect, useState } from "react";
 import { post } from "../../api/client.ts";
 import type { CancelShown, RunShown } from "../../api/types.ts";
 import { isLive, type RunState } from "../../model/run.ts";
-import { Dialog, Failure, Field, Status, useAction, when } from "../../ui/parts.tsx";
+import { diffLink, runLink } from "../../router.ts";
+import { Dialog, Failure, Field, shortId, Status, useAction, when } from "../../ui/parts.tsx";
+import { visible } from "../../ui/visible.ts";
 import { LimitFields, readLimits, type LimitName } from "../limits.tsx";
 import { RAISED_BY } from "./words.ts";
 import type { LiveRun } from "./use-run.ts";
@@ -14,29 +16,48 @@ export function Header(props: { run: LiveRun; record: RunShown; status: string; 
   const [asking, setAsking] = useState<"cancel" | "grant" | null>(null);
   const [busy, error, act] = useAction();
   const live = isLive(status as RunState["status"]);
+  const mayCancel = mayAct && (live || status === "parked");
   const path = `/api/runs/${encodeURIComponent(record.id)}`;
+  const earlier = typeof record.origin.run_id === "string" ? record.origin.run_id : null;
+  useEffect(() => {
+    const onKey = (event: KeyboardEvent) => {
+      const typing = event.target instanceof Element && event.target.closest("input, textarea, select, dialog");
+      if (event.key === "." && !typing && !event.ctrlKey && !event.metaKey && mayCancel) setAsking("cancel");
+    };
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [mayCancel]);
   const canResume = ["parked", "failed", "halted", "cancelled"].includes(status);
   return (
     <>
       <div className="bar">
         <div>
           <h1>
-            {record.graph_id} <span className="muted small">version {record.graph_version}</span>
+            {visible(record.graph_id)} <span className="muted small">version {record.graph_version}</span>
           </h1>
           <p className="small muted">
-            <span className="mono">{record.id}</span>, started {when(record.started_ms ?? record.created_ms)} by {record.owner}
+            <span className="mono">{record.id}</span>, started {when(record.started_ms ?? record.created_ms)} by {visible(record.owner)}
+            {earlier !== null && (
+              <>
+                {record.origin.kind === "replay" ? ", a replay of " : ", a fork of "}
+                <a href={runLink(earlier)}>{visible(shortId(earlier))}</a>
+              </>
+            )}
             {record.epoch > 1 && `, resumed ${record.epoch - 1} ${record.epoch === 2 ? "time" : "times"}`}
           </p>
         </div>
         <span className="grow" />
         <Status of={status} />
+        <a className="button" href={earlier === null ? `#/diff/${encodeURIComponent(record.id)}` : diffLink(earlier, record.id)}>
+          Compare
+        </a>
         {mayAct && canResume && (
           <button disabled={busy} onClick={() => void act(async () => (await post(`${path}/resume`), run.refresh()))}>
             Resume
           </button>
         )}
         {mayAct && status !== "completed" && <button onClick={() => setAsking("grant")}>Grant more</button>}
-        {mayAct && (live || status === "parked") && (
+        {mayCancel && (
           <button className="danger" onClick={() => setAsking("cancel")}>
             Cancel run
           </button>

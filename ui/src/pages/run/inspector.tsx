@@ -15,11 +15,12 @@ interface Props {
   record: RunShown;
   state: RunState;
   table: CallTable;
+  atMs: number | null;
   onPick: (key: string) => void;
   onClose: () => void;
 }
 
-export function Inspector({ call, record, state, table, onPick, onClose }: Props) {
+export function Inspector({ call, record, state, table, atMs, onPick, onClose }: Props) {
   return (
     <aside className="pad stack inspector" aria-label={`Call ${visible(call.name)}`}>
       <div className="bar">
@@ -30,7 +31,7 @@ export function Inspector({ call, record, state, table, onPick, onClose }: Props
       </div>
       <Facts call={call} />
       <Attempts call={call} table={table} onPick={onPick} />
-      <Payers call={call} record={record} state={state} table={table} />
+      <Payers call={call} record={record} state={state} table={table} atMs={atMs} />
       {call.kind !== "system" && <Payload key={call.key} run={record.id} call={call} />}
     </aside>
   );
@@ -109,9 +110,10 @@ function Attempts({ call, table, onPick }: { call: Call; table: CallTable; onPic
 }
 
 /** The chain of budgets above a call, the innermost first: each must have room before the call is made. */
-function Payers({ call, record, state, table }: { call: Call; record: RunShown; state: RunState; table: CallTable }) {
+function Payers(props: { call: Call; record: RunShown; state: RunState; table: CallTable; atMs: number | null }) {
+  const { call, record, state, table, atMs } = props;
   const isNow = table.epoch === state.epoch;
-  const chain = payersOf(budgetsAt(state, isNow ? null : (call.endedMs ?? null)), call.node);
+  const chain = payersOf(budgetsAt(state, isNow ? atMs : (call.endedMs ?? null)), call.node);
   const lines = chain.flatMap((budget) => limited(budget).map((figures) => ({ budget, figures })));
   return (
     <section aria-label="Who pays for this call" className="stack">

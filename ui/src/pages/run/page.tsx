@@ -4,8 +4,8 @@
 
 import { lazy, Suspense, type ComponentType, type KeyboardEvent } from "react";
 import type { Me } from "../../api/types.ts";
-import { formatCount } from "../../model/money.ts";
-import { tableOf } from "../../model/run.ts";
+import { formatCount, formatDuration } from "../../model/money.ts";
+import { statusAt, tableOf } from "../../model/run.ts";
 import { setParams, type Route } from "../../router.ts";
 import { Failure, Value } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
@@ -15,6 +15,7 @@ import { Events } from "./events.tsx";
 import { Header } from "./header.tsx";
 import { Inspector } from "./inspector.tsx";
 import { Refusals } from "./refusals.tsx";
+import { momentOf, Scrubber } from "./scrubber.tsx";
 import { Stopped, Waiting } from "./stopped.tsx";
 import { Strip } from "./strip.tsx";
 import { Timeline } from "./timeline.tsx";
@@ -53,6 +54,7 @@ export function RunPage({ id, route, me }: { id: string; route: Route; me: Me })
   }
   const status = state.lastSeq >= record.last_seq && state.lastSeq > 0 ? state.status : record.status;
   const mayAct = me.role !== "viewer";
+  const atMs = momentOf(state, route);
   return (
     <>
       <Header run={run} record={record} status={status} mayAct={mayAct} />
@@ -67,18 +69,33 @@ export function RunPage({ id, route, me }: { id: string; route: Route; me: Me })
           is there now.
         </div>
       )}
-      <Strip record={record} state={state} />
+      {atMs !== null && (
+        <div className="note warn" role="status">
+          This is the run as it was {formatDuration(atMs - (state.startedMs ?? atMs))} after its start, {statusAt(state, atMs)} at
+          that time.
+          <div>
+            <button onClick={() => setParams(route, { t: null })}>Back to now</button>
+          </div>
+        </div>
+      )}
+      <Strip record={record} state={state} atMs={atMs} />
       {status === "waiting" && <Waiting run={record} mayAct={mayAct} onAnswered={run.refresh} />}
       <Stopped record={record} status={status} run={run} mayAct={mayAct} />
       {record.unresolved_usd > 0 && <Bills run={record} mayAct={mayAct} onResolved={run.refresh} />}
-      <Refusals state={state} route={route} />
-      <Views run={run} route={route} />
+      <Refusals state={state} route={route} atMs={atMs} />
+      <Views run={run} route={route} atMs={atMs} />
       <p className="hidden" role="status">{`The run is ${status}`}</p>
     </>
   );
 }
 
-function Views({ run, route }: { run: LiveRun; route: Route }) {
+interface Looked {
+  run: LiveRun;
+  route: Route;
+  atMs: number | null;
+}
+
+function Views({ run, route, atMs }: Looked) {
   const { state } = run;
   const given = route.params.get("view") ?? "tree";
   const view: View = given in VIEWS ? (given as View) : "tree";
@@ -111,18 +128,19 @@ function Views({ run, route }: { run: LiveRun; route: Route }) {
       </div>
       <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${view}`}>
         <Suspense fallback={<p className="empty">Loading…</p>}>
-          <Panel run={run} route={route} view={view} />
+          <Panel run={run} route={route} atMs={atMs} view={view} />
         </Suspense>
       </div>
+      {OF_CALLS[view] && <Scrubber state={state} route={route} atMs={atMs} />}
     </div>
   );
 }
 
-function Panel({ run, route, view }: { run: LiveRun; route: Route; view: View }) {
+function Panel({ run, route, atMs, view }: Looked & { view: View }) {
   const { state } = run;
   const record = run.record!;
   const OfCalls = OF_CALLS[view];
-  if (OfCalls) return <CallView run={run} route={route} View={OfCalls} />;
+  if (OfCalls) return <CallView run={run} route={route} atMs={atMs} View={OfCalls} />;
   if (view === "events") return <Events id={record.id} state={state} route={route} />;
   return (
     <div className="pad stack">
@@ -135,14 +153,15 @@ function Panel({ run, route, view }: { run: LiveRun; route: Route; view: View })
 }
 
 /** A view of the calls of one attempt, with the picked one beside it. */
-function CallView({ run, route, View }: { run: LiveRun; route: Route; View: ComponentType<ViewProps> }) {
+function CallView({ run, route, atMs, View }: Looked & { View: ComponentType<ViewProps> }) {
   const { state } = run;
   const record = run.record!;
   const attempts = [...state.attempts.keys()].filter((epoch) => epoch <= state.epoch);
   const epoch = Number(route.params.get("attempt")) || state.epoch;
   const table = tableOf(state, state.attempts.has(epoch) ? epoch : state.epoch);
   const picked = route.params.get("call");
-  const row = picked?.startsWith(`${table.epoch}:`) ? table.rowOf(picked.slice(picked.indexOf(":") + 1)) : -1;
+  const found = picked?.startsWith(`${table.epoch}:`) ? table.rowOf(picked.slice(picked.indexOf(":") + 1)) : -1;
+  const row = found >= 0 && table.hasBegun(found, atMs) ? found : -1;
   const pick = (key: string) => setParams(route, { call: key === picked ? null : key });
   return (
     <>
@@ -156,10 +175,18 @@ function CallView({ run, route, View }: { run: LiveRun; route: Route; View: Comp
       )}
       <div className={row >= 0 ? "columns" : ""}>
         <div className="view">
-          <View record={record} state={state} table={table} route={route} picked={picked} onPick={pick} />
+          <View record={record} state={state} table={table} route={route} atMs={atMs} picked={picked} onPick={pick} />
         </div>
         {row >= 0 && (
-          <Inspector call={table.call(row)} record={record} state={state} table={table} onPick={pick} onClose={() => pick(picked!)} />
+          <Inspector
+            call={table.callAt(row, atMs)!}
+            record={record}
+            state={state}
+            table={table}
+            atMs={atMs}
+            onPick={pick}
+            onClose={() => pick(picked!)}
+          />
         )}
       </div>
     </>

@@ -1,18 +1,9 @@
 // What was sent to a model or a tool and what came back, if the operator lets the server record it.
 
 import { ApiError, get } from "../../api/client.ts";
+import type { CallPayload } from "../../api/types.ts";
 import type { Call } from "../../model/run.ts";
 import { Failure, usePolled, Value } from "../../ui/parts.tsx";
-
-/** Answer of `GET /api/runs/{id}/calls/{call_id}`. */
-export interface CallPayload {
-  call_id: string;
-  recording: string;
-  request: unknown;
-  response: unknown;
-  truncated: boolean;
-  expired: boolean;
-}
 
 export function Payload({ run, call }: { run: string; call: Call }) {
   const path = `/api/runs/${encodeURIComponent(run)}/calls/${encodeURIComponent(call.id)}`;

@@ -1,6 +1,6 @@
 // Calls that were not made: who asked for how much of whose budget, and what was left of it.
 
-import type { Refusal, RunState } from "../../model/run.ts";
+import { refusalsAt, type Refusal, type RunState } from "../../model/run.ts";
 import { formatCount, toNanos } from "../../model/money.ts";
 import { setParams, type Route } from "../../router.ts";
 import { visible } from "../../ui/visible.ts";
@@ -8,8 +8,8 @@ import { formatOf, WHOSE } from "./words.ts";
 
 const SHOWN = 50;
 
-export function Refusals({ state, route }: { state: RunState; route: Route }) {
-  const { refusals } = state;
+export function Refusals({ state, route, atMs }: { state: RunState; route: Route; atMs: number | null }) {
+  const refusals = refusalsAt(state, atMs);
   if (refusals.length === 0) return null;
   const shown = refusals.slice(-SHOWN).toReversed();
   return (

@@ -20,6 +20,8 @@ export interface Column {
 
 export interface RowsProps {
   table: CallTable;
+  /** The moment that is looked at; null for now. */
+  atMs: number | null;
   rows: Int32Array;
   columns: Column[];
   label: string;
@@ -30,9 +32,9 @@ export interface RowsProps {
 }
 
 export function CallRows(props: RowsProps) {
-  const { table, rows, columns, label, picked, collapsed, onToggle, onPick } = props;
+  const { table, atMs, rows, columns, label, picked, collapsed, onToggle, onPick } = props;
   const scroller = useRef<HTMLDivElement>(null);
-  const tree = table.tree();
+  const tree = table.tree(atMs);
   const pickedRow = picked?.startsWith(`${table.epoch}:`) ? table.rowOf(picked.slice(String(table.epoch).length + 1)) : -1;
   const [active, setActive] = useState(pickedRow);
   const virtual = useVirtualizer({
@@ -89,7 +91,7 @@ export function CallRows(props: RowsProps) {
       <div role="rowgroup" style={{ height: virtual.getTotalSize(), position: "relative" }}>
         {virtual.getVirtualItems().map(({ index, start }) => {
           const row = rows[index]!;
-          const call = table.call(row);
+          const call = table.callAt(row, atMs)!;
           const hasMore = tree.size[row]! > 1;
           return (
             <div

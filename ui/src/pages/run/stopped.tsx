@@ -4,7 +4,7 @@ import { useState } from "react";
 import type { RunShown } from "../../api/types.ts";
 import { ApprovalCard } from "../approvals.tsx";
 import type { LimitName } from "../limits.tsx";
-import { useApprovals } from "../use-approvals.ts";
+import { useApprovals } from "../use-lists.ts";
 import { GrantDialog } from "./header.tsx";
 import type { LiveRun } from "./use-run.ts";
 import { WHOSE } from "./words.ts";

@@ -4,18 +4,18 @@ import { useEffect, useState } from "react";
 import { serverNow } from "../../api/client.ts";
 import type { RunShown } from "../../api/types.ts";
 import { formatCount, formatDuration, formatUsd, toNanos } from "../../model/money.ts";
-import { elapsedMs, isLive, usageOf, type RunState } from "../../model/run.ts";
+import { budgetsAt, elapsedMs, isLive, usageOf, type RunState } from "../../model/run.ts";
 import { Meter, type Level } from "../../ui/parts.tsx";
 import type { LimitName } from "../limits.tsx";
 import { formatOf, ownerOf, RAISED_BY } from "./words.ts";
 
-export function Strip({ record, state }: { record: RunShown; state: RunState }) {
+export function Strip({ record, state, atMs }: { record: RunShown; state: RunState; atMs: number | null }) {
   const now = useNow(isLive(state.status));
-  const stopped = state.status === "halted" ? record.stop_reason : null;
+  const stopped = state.status === "halted" && atMs === null ? record.stop_reason : null;
   const own = record.halted_by === null || record.halted_by.whose === "run";
   const tripped = (name: LimitName) => own && stopped !== null && RAISED_BY[stopped] === name;
-  const levels = levelsOf(record, state, elapsedMs(state, now)).map(([name, level]) => ({ ...level, tripped: tripped(name) }));
-  const others = outerLevels(record, state);
+  const levels = levelsOf(record, state, elapsedMs(state, atMs ?? now), atMs).map(([name, level]) => ({ ...level, tripped: tripped(name) }));
+  const others = outerLevels(record, state, atMs);
   return (
     <div className="strips" role="group" aria-label="What the run has used of its limits">
       <div className="strip">
@@ -32,12 +32,12 @@ export function Strip({ record, state }: { record: RunShown; state: RunState }) 
   );
 }
 
-function levelsOf(record: RunShown, state: RunState, elapsed: number): [LimitName, Level][] {
+function levelsOf(record: RunShown, state: RunState, elapsed: number, atMs: number | null): [LimitName, Level][] {
   const limit = (name: LimitName) => (record.limits[name] === undefined ? null : Number(record.limits[name]));
-  const usage = usageOf(state);
-  const own = [...state.budgets.values()].find((budget) => budget.level === "run");
+  const usage = usageOf(state, atMs);
+  const own = budgetsAt(state, atMs).find((budget) => budget.level === "run");
   const figures = (unit: string) => own?.units.find((one) => one.unit === unit);
-  const ended = !isLive(state.status);
+  const ended = atMs === null && !isLive(state.status);
   const money: Level = {
     name: "Money of this run",
     ...(ended ? { held: 0, waiting: 0 } : figures("usd")),
@@ -67,12 +67,12 @@ const COUNTED: [LimitName, string, string][] = [
 ];
 
 /** Budgets above and below the run: of days and of nodes; without budget events, the one that stopped the run. */
-function outerLevels(record: RunShown, state: RunState): Level[] {
-  const halt = record.halted_by;
+function outerLevels(record: RunShown, state: RunState, atMs: number | null): Level[] {
+  const halt = atMs === null ? record.halted_by : null;
   const stopper = halt && halt.whose !== "run" ? halt : null;
   const levels: Level[] = [];
   let stopperShown = false;
-  for (const budget of state.budgets.values()) {
+  for (const budget of budgetsAt(state, atMs)) {
     if (budget.level === "run") continue;
     for (const figures of budget.units) {
       if (figures.limit === null) continue;
@@ -80,7 +80,7 @@ function outerLevels(record: RunShown, state: RunState): Level[] {
       stopperShown ||= tripped;
       const unit = figures.unit === "usd" ? "" : `, ${figures.unit}`;
       const name = `${ownerOf(budget.level, budget.node ?? budget.name, record.owner)}${unit}`;
-      const note = budget.level === "node" || isLive(state.status) ? undefined : "when the run ended";
+      const note = budget.level === "node" || isLive(state.status) || atMs !== null ? undefined : "when the run ended";
       levels.push({ ...figures, name, format: formatOf(figures.unit), tripped, note });
     }
   }

@@ -11,7 +11,7 @@ import { Empty, FindCall, useRows, type ViewProps } from "./views.tsx";
 const TICKS = [0, 0.25, 0.5, 0.75, 1];
 
 export function Timeline(props: ViewProps) {
-  const { table, state } = props;
+  const { table, state, atMs } = props;
   const found = useRows(props);
   useNow(isLive(state.status));
   const [first, known] = table.span();
@@ -21,7 +21,7 @@ export function Timeline(props: ViewProps) {
       name: "When",
       width: "minmax(260px, 2fr)",
       head: <Axis lengthMs={last - first} />,
-      cell: (call) => <Bar call={call} first={first} last={last} />,
+      cell: (call) => <Bar call={call} first={first} last={last} atMs={atMs} />,
     },
   ];
   return (
@@ -46,9 +46,9 @@ function Axis({ lengthMs }: { lengthMs: number }) {
   );
 }
 
-function Bar({ call, first, last }: { call: Call; first: number; last: number }) {
+function Bar({ call, first, last, atMs }: { call: Call; first: number; last: number; atMs: number | null }) {
   const share = (ms: number) => `${(100 * (ms - first)) / (last - first)}%`;
-  const end = call.endedMs ?? last;
+  const end = call.endedMs ?? Math.max(call.startedMs, atMs ?? last);
   const colour = call.stop?.cause ? "refused" : call.nodeType ? "node" : call.kind;
   const waitedMs = call.startedMs - call.beganMs;
   const isLate = call.startedMs - first > (last - first) * 0.65;

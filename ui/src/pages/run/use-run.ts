@@ -5,7 +5,9 @@
 // says so, and begins again.
 
 import { useEffect, useRef, useState } from "react";
-import { ApiError, follow, get, query, readEvents } from "../../api/client.ts";
+import { ApiError, get, query, readEvents } from "../../api/client.ts";
+import type { News } from "../../api/hub.ts";
+import { watchRun } from "../../api/stream.ts";
 import type { EventShown, RunShown, RunTree } from "../../api/types.ts";
 import { apply, applyHistory, fromColumns, HISTORY_TYPES, newRun, type RunState } from "../../model/run.ts";
 
@@ -15,12 +17,12 @@ const COLUMNS_FROM = 2_000;
 export interface LiveRun {
   record: RunShown | null;
   state: RunState;
-  connection: "connecting" | "open" | "ended" | "lost";
+  connection: "connecting" | "open" | "lost";
   message: string | null;
   error: unknown;
   /** Whether the server has lost events that this page had seen. */
   restored: boolean;
-  /** Read the record again, and follow the run again if it had ended. */
+  /** Read the record again. */
   refresh: () => void;
 }
 
@@ -41,6 +43,8 @@ export function useRun(id: string): LiveRun {
     const { signal } = abort;
     const path = `/api/runs/${encodeURIComponent(id)}`;
     let frame = 0;
+    let isLoaded = false;
+    let failed: unknown = null;
     const redraw = () => {
       frame ||= requestAnimationFrame(() => {
         frame = 0;
@@ -50,46 +54,52 @@ export function useRun(id: string): LiveRun {
     const load = async () => {
       try {
         const found = await get<RunShown>(path, signal);
-        setRecord(found);
+        isLoaded = true;
+        setRecord((old) => (old?.id === id && old.last_seq > found.last_seq ? old : found)); // a later request may answer first
         setError(null);
         return found;
       } catch (failure) {
+        failed = failure;
         if (!signal.aborted) setError(failure);
         return null;
       }
     };
-    const follower = {
-      onEvents(events: EventShown[]) {
-        const before = run.state.status;
-        const whole = apply(run.state, events);
-        redraw();
-        if (run.state.status !== before) void load(); // its record has why it stopped, and what helps
-        return whole;
-      },
-      onState(now: "open" | "ended" | "lost", why?: string, failure?: unknown) {
-        if (failure instanceof ApiError && failure.status === 422 && run.state.lastSeq > 0) {
-          run.state = newRun();
-          setRestored(true);
-          setTurn((old) => old + 1);
-          return;
-        }
-        setConnection(now);
-        setMessage(why ?? null);
-        if (now === "ended") void load();
-      },
+    let leave = () => {};
+    const watch = () => {
+      leave();
+      if (!signal.aborted) leave = watchRun(id, run.state.lastSeq, onNews);
+    };
+    const onNews = (news: News) => {
+      if (news.kind === "open" || news.kind === "lost") {
+        setConnection(news.kind);
+        setMessage(news.kind === "lost" ? news.message : null);
+      }
+      if (news.kind === "open" && !isLoaded) void load();
+      if (news.kind === "lost" && news.status === 422 && run.state.lastSeq > 0) {
+        run.state = newRun();
+        setRestored(true);
+        setTurn((old) => old + 1);
+      }
+      if (news.kind !== "events") return;
+      const before = run.state.status;
+      if (!apply(run.state, news.events)) watch(); // an event is missing: read on from the last that is not
+      redraw();
+      if (run.state.status !== before) void load(); // its record has why it stopped, and what helps
     };
     const open = async () => {
       const found = await load();
+      if (failed instanceof ApiError && failed.status === 404) return; // nothing to wait for
       if (found && run.state.lastSeq === 0 && found.last_seq > COLUMNS_FROM) {
         run.state = (await columns(path, signal)) ?? run.state;
         redraw();
         void history(id, run.state, signal).then(redraw, () => {}); // without it, only earlier budgets are missing
       }
-      await follow(id, () => run.state.lastSeq, follower, signal);
+      watch();
     };
     void open();
     return () => {
       abort.abort();
+      leave();
       cancelAnimationFrame(frame);
     };
   }, [id, run, turn]);

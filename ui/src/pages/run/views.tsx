@@ -12,6 +12,8 @@ export interface ViewProps {
   state: RunState;
   table: CallTable;
   route: Route;
+  /** The moment that is looked at; null for now. */
+  atMs: number | null;
   /** Key of the call in the address, and a function that changes it; the same call again puts it back. */
   picked: string | null;
   onPick: (key: string) => void;
@@ -20,21 +22,21 @@ export interface ViewProps {
 const NONE: ReadonlySet<number> = new Set();
 
 /** The rows to show: without what is collapsed, or those that match what is searched for and what is above them. */
-export function useRows({ table, route }: ViewProps) {
+export function useRows({ table, route, atMs }: ViewProps) {
   const [closed, setClosed] = useState<{ table: CallTable; rows: ReadonlySet<number> }>({ table, rows: NONE });
   const collapsed = closed.table === table ? closed.rows : NONE;
   const wanted = route.params.get("q") ?? "";
   const rows = useMemo(
-    () => visibleRows(table, null, collapsed, wanted ? matcher(table, wanted) : null),
+    () => visibleRows(table, atMs, collapsed, wanted ? matcher(table, wanted) : null),
     // eslint-disable-next-line -- the table changes in place, and its version with it
-    [table, table.version, collapsed, wanted],
+    [table, table.version, atMs, collapsed, wanted],
   );
   const onToggle = (row: number) => {
     const next = new Set(collapsed);
     if (!next.delete(row)) next.add(row);
     setClosed({ table, rows: next });
   };
-  return { table, rows, collapsed, onToggle };
+  return { table, atMs, rows, collapsed, onToggle };
 }
 
 function matcher(table: CallTable, wanted: string): (row: number) => boolean {

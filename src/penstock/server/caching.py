@@ -1,0 +1,28 @@
+"""Responses that a client may keep, and asks about before it uses them again: `ETag`, `If-None-Match`, 304."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+REVALIDATED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "What the client has, named in `If-None-Match`, is still right"}
+}
+
+
+def revalidated(request: Request, body: BaseModel) -> Response:
+    """Return a body as JSON with an `ETag`, or 304 to a client that has it.
+
+    It may be kept by the client of one user alone, and is asked about each time.
+    """
+    content = body.model_dump_json().encode()
+    tag = f'W/"{sha256(content).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization"}
+    known = {one.strip() for one in request.headers.get("if-none-match", "").split(",")}
+    if known & {tag, tag.removeprefix("W/"), "*"}:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type="application/json", headers=headers)

@@ -1,0 +1,34 @@
+// Open approvals, for their page, for a run that waits, and for the count in the navigation.
+
+import { useEffect, useRef } from "react";
+import { get, query } from "../api/client.ts";
+import type { Topic } from "../api/hub.ts";
+import { watchTopic } from "../api/stream.ts";
+import type { ApprovalPage } from "../api/types.ts";
+import { usePolled } from "../ui/parts.tsx";
+
+export function useApprovals(runId?: string) {
+  const path = `/api/approvals${query({ run_id: runId })}`;
+  const found = usePolled(path, (signal) => get<ApprovalPage>(path, signal), 0);
+  useTopic("approvals", found.again);
+  return found;
+}
+
+/** Calls back when a list on the server has changed, and after each reconnect; at most every `everyMs`. */
+export function useTopic(topic: Topic, onChange: () => void, everyMs = 0): void {
+  const latest = useRef(onChange);
+  latest.current = onChange;
+  useEffect(() => {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    let last = -Infinity;
+    const call = () => {
+      timer = undefined;
+      last = performance.now();
+      latest.current();
+    };
+    const leave = watchTopic(topic, () => {
+      timer ??= setTimeout(call, Math.max(0, last + everyMs - performance.now()));
+    });
+    return () => (leave(), clearTimeout(timer));
+  }, [topic, everyMs]);
+}
