@@ -109,14 +109,14 @@ function Shell({ me }: { me: Me }) {
             </div>
           </div>
         )}
-        <Boundary key={place}>
+        <Boundary place={place}>
           <Suspense fallback={<p className="muted">Loading…</p>}>
             <Page route={route} me={me} />
           </Suspense>
         </Boundary>
       </main>
       {open && (
-        <Boundary>
+        <Boundary place={open}>
           <Suspense fallback={null}>
             {open === "palette" ? <Palette me={me} onClose={() => setOpen(null)} /> : <Keys me={me} onClose={() => setOpen(null)} />}
           </Suspense>

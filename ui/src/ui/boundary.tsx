@@ -10,11 +10,21 @@ interface State {
 /** Browsers say in these words that a part of the page could not be loaded; each says it in its own. */
 const NOT_LOADED = /dynamically imported module|importing a module script|module script failed|preload/i;
 
-export class Boundary extends Component<{ children: ReactNode }, State> {
+interface Props {
+  /** The place that is shown: another one is tried again. */
+  place: string;
+  children: ReactNode;
+}
+
+export class Boundary extends Component<Props, State> {
   override state: State = { error: null };
 
   static getDerivedStateFromError(error: unknown): State {
     return { error };
+  }
+
+  override componentDidUpdate(before: Props): void {
+    if (before.place !== this.props.place && this.state.error !== null) this.setState({ error: null });
   }
 
   override render(): ReactNode {
