@@ -83,8 +83,8 @@ def run_sync(context: Handle, spec: CallSpec, fn: Work, args: tuple[Any, ...] = 
     """Run `fn(*args)` as a recorded, contained call; retry up to `retries` times while it fails."""
     attempt = 1
     run = context._run
-    if spec.kind == "llm" and run.prices.is_pending:
-        run.prices.begin_load(spec.model or run.worst_case["llm"].model)
+    if spec.model is not None and run.prices.is_pending:
+        run.prices.begin_load(spec.model)
     shared = None if spec.kind == "system" else run.shared
     timeout_s = spec.timeout_s
     outer = context._token

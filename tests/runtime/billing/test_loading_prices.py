@@ -148,7 +148,6 @@ asyncio.run(main())
     [
         ("contain()", 'run.wrap_llm_call(ask, WrapOptions(model="gpt-4o"))', "export call 0.0026"),
         ("contain()", 'run.llm(ask, model="gpt-4o")', "export call 0.0026"),
-        ("ExecutionContext(metadata=ChainMetadata('r', 'c', model='gpt-4o'))", "run.llm(ask)", "export call 0.0026"),
         ("contain()", "run.llm(ask)", "call export 0.0026"),  # only the answer names the model
         (
             "contain(prices=PriceBook(registered={'gpt-4o': Price(1, 2)}))",
@@ -156,7 +155,7 @@ asyncio.run(main())
             "call 0.00102",
         ),
     ],
-    ids=["options", "argument", "model of the run", "no model", "registered"],
+    ids=["options", "argument", "no model", "registered"],
 )
 def test_a_sync_call_on_an_event_loop_loads_the_table_while_its_function_runs(
     contained: str, call: str, expected: str

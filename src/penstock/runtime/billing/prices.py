@@ -111,7 +111,7 @@ class PriceBook:
         # Shielded: another task may wait for the same load.
         await asyncio.shield(loading)
 
-    def begin_load(self, model: str | None) -> None:
+    def begin_load(self, model: str) -> None:
         """Start loading the table if a call of `model` needs it, without waiting for it; `load` waits for the rest."""
         if self.must_load_for(model):
             _begin()
