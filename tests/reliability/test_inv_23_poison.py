@@ -23,6 +23,7 @@ from penstock.chat.ports import Attachment, ChatRecord
 from penstock.chat.service import ChatService
 from penstock.containment.ledger import Amounts, LedgerStore, TicketRequest
 from penstock.containment.limits import Limits
+from penstock.hosting.audit import AuditRecord
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import (
     ENDED,
@@ -171,6 +172,11 @@ async def an_attachment(stores: Stores, n: int) -> Row:
     return Row({"id": f"f{n}"}, f"/api/attachments/f{n}")
 
 
+async def an_audit_record(stores: Stores, n: int) -> Row:
+    await stores.audit.append(AuditRecord(f"a{n}", NEVER_OLD_MS, "ann", "run.cancel"))
+    return Row({"id": f"a{n}"})
+
+
 async def a_mark(stores: Stores, n: int) -> Row:
     await a_chat(stores, n)
     await stores.chats.mark(f"k{n}", f"c{n}", "m")
@@ -208,6 +214,7 @@ MAKERS: Mapping[str, Make] = {
     "payloads": a_payload,
     "spending": a_share,
     "tokens": a_token,
+    "audit": an_audit_record,
     "cancels": a_cancel,
     "chats": a_chat,
     "messages": a_message,

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
+from penstock.hosting.audit import AuditRecord
 from penstock.hosting.ports import ApprovalRecord, CancelRequest, HostedEvent, PayloadRecord, RunRecord
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import StoreCorrupt, Stores, open_stores
@@ -69,6 +70,8 @@ SKIPPED: list[tuple[str, str, str, Ask]] = [
     ("memories", "chat:c/k", "value = ''", lambda stores: stores.memories.search("chat:c", "")),
     ("memories", "chat:c/k", "value = 'word'", lambda stores: stores.memories.search("chat:c", "word")),
     ("chats", "c", "title = 'plain'", lambda stores: stores.chats.list()),
+    ("audit", "a", "details = '[]'", lambda stores: stores.audit.list()),
+    ("audit", "a", "source = 'mail'", lambda stores: stores.audit.list()),
 ]
 """Readers of many rows, and what is safe without the row: they go on, and note it."""
 
@@ -124,6 +127,7 @@ async def _fill(stores: Stores) -> None:
     await stores.graphs.save("g", "ann", "G", {}, now_ms=1)
     await stores.approvals.ask(ApprovalRecord("a", "r", "ann", "k", "n", "?"))
     await stores.payloads.put("r", [PayloadRecord("r", "n000001", 0, "full", "question", "answer", 1)])
+    await stores.audit.append(AuditRecord("a", 1, "ann", "run.cancel"))
     await stores.cancels.put(CancelRequest("r", "enough", "ann", 1, 2))
     await stores.chats.create(ChatRecord("c", "ann", "", "g", 1, 1))
     await stores.chats.add_messages("c", [ChatMessage("m", None, "user", "hello", 1)], now_ms=1)

@@ -216,6 +216,8 @@ class HostSettings:
     """Maximum size of all stored requests and responses of a run under one claim; later ones are left out."""
     keep_payload_days: float = 7
     """How long requests and responses are kept; never longer than their run."""
+    keep_audit_days: float = 365
+    """How long entries of the audit log are kept."""
     early_cancel_s: float = 3_600
     """How long a cancel request for a run that does not exist yet stays valid."""
 
@@ -233,7 +235,7 @@ def _check(name: str, value: Any) -> None:
         checks.choice(name, value, RECORD_PAYLOADS)
     elif name == "max_payload_bytes":
         checks.integer(name, value, minimum=SMALLEST_PAYLOAD_BYTES, maximum=LARGEST_PAYLOAD_BYTES)
-    elif name in ("keep_days", "keep_payload_days"):
+    elif name in ("keep_days", "keep_payload_days", "keep_audit_days"):
         if not checks.number(name, value, minimum=0, maximum=1e9):
             raise InvalidValue(name, value, "more than zero")
     elif name.endswith("daily_usd"):

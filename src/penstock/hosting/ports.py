@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from penstock.containment.ledger import LedgerStore
 from penstock.errors import LedgerUnavailable, PenstockError
+from penstock.hosting.audit import AuditStore
 from penstock.runtime.durable.ports import JournalEntry, JournalStore
 
 if TYPE_CHECKING:
@@ -655,6 +656,9 @@ class HostStores(TransactionStores, Protocol):
 
     @property
     def memories(self) -> MemoryStore: ...
+
+    @property
+    def audit(self) -> AuditStore: ...
 
 
 async def newest_to_replace(graphs: GraphStore, graph_id: str) -> GraphRecord | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 
+from penstock.hosting.audit import AuditStore
 from penstock.hosting.durability import (
     ALL,
     OWNERS,
@@ -23,7 +24,15 @@ from penstock.hosting.durability import (
     forget_accounts,
 )
 from penstock.hosting.host_context import HostContext
-from penstock.hosting.ports import CLAIMED, INTERACTIVE_ATTEMPTS, PARKED, QUEUED, StoreCorrupt, retry_unavailable
+from penstock.hosting.ports import (
+    CLAIMED,
+    INTERACTIVE_ATTEMPTS,
+    PARKED,
+    QUEUED,
+    PayloadStore,
+    StoreCorrupt,
+    retry_unavailable,
+)
 
 OF_RUNS = (RUNS, UNKNOWN)
 """Prefixes of the accounts of a single run, followed by its id."""
@@ -33,7 +42,7 @@ DAYS_KEPT = 2
 LONGEST_S = 1e9
 PAGE = 500
 MAX_PAGES = 20
-"""Maximum number of pages of payloads removed at once."""
+"""Maximum number of pages of payloads or audit entries removed at once."""
 PORTION = 50
 """Number of accounts removed at once, after a check that their runs no longer exist."""
 
@@ -47,14 +56,24 @@ async def remove_ended(context: HostContext) -> None:
     for forget in context.on_delete.values():
         await forget(before_ms)
     await remove_payloads(context)
+    await remove_audit(context)
     await context.stores.cancels.prune(now_ms=context.now_ms())
 
 
 async def remove_payloads(context: HostContext) -> None:
     """Remove the recorded payloads that are older than their own retention time; of very many, the rest later."""
-    before_ms = context.now_ms() - round(context.settings.keep_payload_days * DAY_S * 1_000)
+    await _remove_before(context, context.settings.keep_payload_days, context.stores.payloads)
+
+
+async def remove_audit(context: HostContext) -> None:
+    """Remove the entries of the audit log that are older than their retention time; of very many, the rest later."""
+    await _remove_before(context, context.settings.keep_audit_days, context.stores.audit)
+
+
+async def _remove_before(context: HostContext, keep_days: float, store: PayloadStore | AuditStore) -> None:
+    before_ms = context.now_ms() - round(keep_days * DAY_S * 1_000)
     for _ in range(MAX_PAGES):
-        removed = await context.stores.payloads.remove_before(before_ms, limit=PAGE)
+        removed = await store.remove_before(before_ms, limit=PAGE)
         if removed < PAGE:
             return
 

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.server.audit import AuditGuard, AuditLog
 from penstock.server.errors import on_error
 from penstock.server.graph_check import GraphChecker
 from penstock.server.guards import AuthGuard, BodyGuard, ClientGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
@@ -30,7 +31,7 @@ from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import admin, approvals, graphs, meta, money, run_views, runs, stream, tokens
+from penstock.server.routes import admin, approvals, audit, graphs, meta, money, run_views, runs, stream, tokens
 from penstock.server.routes import chats as conversations
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
@@ -87,6 +88,7 @@ def create_app(
             Middleware(ConcurrencyGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),
             Middleware(AuthGuard, settings=settings, clock=clock, stored=stored),
+            Middleware(AuditGuard, log=AuditLog(stores.audit, clock)),
             Middleware(BodyGuard, settings=settings),
             Middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED, compresslevel=5),
         ],
@@ -111,7 +113,7 @@ def create_app(
 def _rest_routes() -> list[BaseRoute]:
     """The REST routes, which FastAPI resolves at their first request: once here, and not 50 ms for each app."""
     router = APIRouter(responses=RESPONSES)
-    for routes in (meta, admin, money, graphs, runs, run_views, stream, approvals, conversations, tokens):
+    for routes in (meta, admin, money, graphs, runs, run_views, stream, approvals, conversations, tokens, audit):
         router.include_router(routes.router)
     return router.routes
 

@@ -313,6 +313,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/tokens": {"GET": "admin", "POST": "admin"},
     "/api/tokens/{token_id}/spend": {"GET": "admin"},
     "/api/tokens/{token_id}/revoke": {"POST": "admin"},
+    "/api/audit": {"GET": "admin"},
     "/v1/models": READ,
     "/v1/models/{model_id}": READ,
     "/v1/chat/completions": WRITE,

@@ -5,6 +5,7 @@ RequestContextGuard   request id, security headers, metrics; an unexpected error
 ConcurrencyGuard      number of concurrent requests
 OriginGuard           Host, Origin, header sizes
 AuthGuard             the user, and whether their role is sufficient for the route
+AuditGuard            an entry of the audit log for what people did (in `penstock.server.audit`)
 BodyGuard             size, time and type of the body, and strict parsing of its JSON
 
 Plain ASGI, each around the next. None of them knows what the routes do.

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from penstock.clock import Clock
 from penstock.hosting.ports import StoreCorrupt
+from penstock.server.audit import note
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
 from penstock.server.graph_check import GraphChecker
@@ -110,6 +111,7 @@ def readable(what: str, record: Any, user: User) -> Any:
     """Return the record if the user may read it; 404 both for a missing record and for another user's."""
     if record is None or not user.may_see(record.owner):
         raise not_found(what)
+    note(owner=record.owner)
     return record
 
 

@@ -333,6 +333,23 @@ SPENDING = (
 
 TEAMS = ("ALTER TABLE tokens ADD COLUMN team TEXT NOT NULL DEFAULT ''",)
 
+AUDIT = (
+    """CREATE TABLE audit (
+        id TEXT NOT NULL PRIMARY KEY,
+        at_ms BIGINT NOT NULL,
+        actor TEXT NOT NULL,
+        action TEXT NOT NULL,
+        target TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        source TEXT NOT NULL,
+        details TEXT NOT NULL
+    )""",
+    "CREATE INDEX audit_by_time ON audit (at_ms, id)",
+    "CREATE INDEX audit_by_actor ON audit (actor, at_ms, id)",
+    "CREATE INDEX audit_by_owner ON audit (owner, at_ms, id)",
+    "CREATE INDEX audit_by_target ON audit (target, at_ms, id)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -346,6 +363,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     PAYLOADS,
     SPENDING,
     TEAMS,
+    AUDIT,
 )
 """The statements of version 1, 2, …"""
 

@@ -15,6 +15,7 @@ from penstock import checks
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment
 from penstock.errors import InvalidValue
+from penstock.hosting.audit import AuditFilter
 from penstock.hosting.ports import (
     ENDED,
     FIGURES,
@@ -204,6 +205,17 @@ def check_token(token: TokenRecord) -> None:
         raise InvalidValue("limits", token.limits, "an object, or None")
     if token.models is not None and (isinstance(token.models, str) or not isinstance(token.models, Sequence)):
         raise InvalidValue("models", token.models, "a list of models, or None")
+
+
+# The audit log.
+
+
+def check_audit_filter(wanted: AuditFilter) -> None:
+    """Raise InvalidValue for a filter of values that no entry can have."""
+    for field in ("actor", "action", "target"):
+        codec.optional_name(field, getattr(wanted, field))
+    for field in ("since_ms", "until_ms"):
+        codec.optional_number(field, getattr(wanted, field))
 
 
 # Chats.

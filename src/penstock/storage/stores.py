@@ -25,6 +25,7 @@ from penstock.chat.ports import ChatStore
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.errors import InvalidValue, LedgerUnavailable
+from penstock.hosting.audit import AuditStore
 from penstock.hosting.ports import (
     ApprovalStore,
     CancelStore,
@@ -44,6 +45,7 @@ from penstock.storage.faults import RowFaults
 from penstock.storage.memory import MemoryStores
 from penstock.storage.port import Database, T, Transaction, TransactionBody, Unit
 from penstock.storage.sql.approvals import SqlApprovalStore
+from penstock.storage.sql.audit import SqlAuditStore
 from penstock.storage.sql.chats import SqlChatStore
 from penstock.storage.sql.events import SqlEventStore, SqlJournalStore
 from penstock.storage.sql.graphs import SqlGraphStore
@@ -90,6 +92,7 @@ class Stores:
     spending: SpendingStore
     memories: MemoryStore
     tokens: TokenStore
+    audit: AuditStore
     ledger: LedgerStore
     faults: RowFaults
     """Rows that could not be decoded, as far as they were noticed."""
@@ -102,8 +105,8 @@ class Stores:
         """Run the unit in one transaction over the stores it receives, and return its result after the commit.
 
         If the unit raises, the transaction is rolled back. It may run more than once, so it must only use those stores:
-        runs, events, graphs, approvals, cancels, journal, chats, payloads, spending and tokens. With `inline` it may
-        run on the event loop; see `Database.write`.
+        runs, events, graphs, approvals, cancels, journal, chats, payloads, spending, tokens and audit. With `inline` it
+        may run on the event loop; see `Database.write`.
         """
         return await self._transact(unit, inline=inline)
 
@@ -242,6 +245,7 @@ def _open_memory(clock: Clock) -> Stores:
         memory.spending,
         memory.memories,
         memory.tokens,
+        memory.audit,
         memory.ledger,
         memory.faults,
         memory.transaction,
@@ -337,6 +341,7 @@ def _sql_stores(
         SqlSpendingStore(database),
         SqlMemoryStore(database),
         SqlTokenStore(database),
+        SqlAuditStore(database),
         ledger,
         database.faults,
         partial(_transact, database),
@@ -378,7 +383,8 @@ class _TransactionStores:
     """The stores of a database inside one transaction."""
 
     __slots__ = (
-        *("approvals", "cancels", "chats", "events", "graphs", "journal", "payloads", "runs", "spending", "tokens"),
+        *("approvals", "audit", "cancels", "chats", "events", "graphs", "journal", "payloads", "runs", "spending"),
+        "tokens",
     )
 
     def __init__(self, transaction: Transaction, faults: RowFaults) -> None:
@@ -393,6 +399,7 @@ class _TransactionStores:
         self.tokens = SqlTokenStore(database)
         self.payloads = SqlPayloadStore(database)
         self.spending = SqlSpendingStore(database)
+        self.audit = SqlAuditStore(database)
 
 
 async def _transact(database: Database, unit: Unit[T], *, inline: bool = False) -> T:

@@ -143,6 +143,7 @@ class FaultyStores:
             "chats",
             "memories",
             "tokens",
+            "audit",
             "ledger",
         ):
             if hasattr(stores, name):

@@ -104,6 +104,9 @@ def serve(
             number, "DAYS", "Retention of stored requests and responses.", minimum=0.01, envvar="PENSTOCK_KEEP_PAYLOADS"
         ),
     ] = 7,
+    keep_audit: Annotated[
+        float, numeric(number, "DAYS", "Retention of the audit log.", minimum=0.01, envvar="PENSTOCK_KEEP_AUDIT")
+    ] = 365,
     lease: Annotated[
         float,
         numeric(
@@ -172,6 +175,7 @@ def serve(
             keep_days=keep_days,
             record_payloads=record_payloads.mode,
             keep_payload_days=keep_payloads,
+            keep_audit_days=keep_audit,
             lease_s=lease,
             drain_s=drain,
             log_format=log_format,

@@ -78,6 +78,7 @@ class ServeArguments:
     keep_days: float = 30
     record_payloads: RecordPayloads = "off"
     keep_payload_days: float = 7
+    keep_audit_days: float = 365
     lease_s: float = 15
     drain_s: float = 10
     log_format: LogFormat | None = None
@@ -247,6 +248,7 @@ def _host_settings(arguments: ServeArguments) -> HostSettings:
         keep_days=arguments.keep_days,
         record_payloads=arguments.record_payloads,
         keep_payload_days=arguments.keep_payload_days,
+        keep_audit_days=arguments.keep_audit_days,
         lease_s=arguments.lease_s,
         drain_s=arguments.drain_s,
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import sys
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import Database, dollars
 from penstock.cli.render.screen import print_text, printable, write
-from penstock.cli.service.db import named_database, run_on_database
+from penstock.cli.service.stored import moment, now_ms, on_stores, person, record_audit, table
 from penstock.money import Usd, format_usd, to_nanos
 
 if TYPE_CHECKING:
@@ -98,8 +96,8 @@ def create(
     try:
         record, secret = create_token(
             *(name, role),
-            by=_person(),
-            now_ms=_now_ms(),
+            by=person(),
+            now_ms=now_ms(),
             expires=expires,
             note=note,
             kind="gateway" if gateway else "user",
@@ -113,9 +111,12 @@ def create(
     async def add(stores: Stores) -> TokenRecord:
         if gateway:
             await check_team(stores.tokens, record, record.created_ms)
-        return await stores.tokens.add(record, is_only=not (another or gateway))
+        added = await stores.tokens.add(record, is_only=not (another or gateway))
+        about = {"role": role, "kind": record.kind, "expires": expires, "limits": limits, "models": model or None}
+        await record_audit(stores, "token.create", added.id, added.name, **about)
+        return added
 
-    added = _on(db, add)
+    added = on_stores(db, "tokens", add)
     print_text(secret)
     what = "gateway key" if gateway else "token"
     write(f"created {what} {added.id} of {printable(name)}, {role}; its secret is not shown again", sys.stderr)
@@ -142,14 +143,15 @@ def list_tokens(
     Exit codes:
       0 listed   2 the database cannot be used   64 wrong command line
     """
-    columns, rows = (KEY_COLUMNS, _on(db, _key_rows)) if gateway else (COLUMNS, _on(db, _token_rows))
+    columns, rows_of = (KEY_COLUMNS, _key_rows) if gateway else (COLUMNS, _token_rows)
+    rows = on_stores(db, "tokens", rows_of)
     if as_json:
         print_text(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
     elif not rows:
         what, how = ("gateway keys", "--gateway --daily 5") if gateway else ("tokens", "--role admin")
         print_text(f"no {what} in this database; create one with: penstock tokens create NAME {how}")
     else:
-        print_text("\n".join(_table([columns, *rows])))
+        print_text("\n".join(table([columns, *rows])))
     return Exit.OK
 
 
@@ -172,10 +174,13 @@ def revoke(
 
     async def act(stores: Stores) -> tuple[bool, TokenRecord]:
         before = await stores.tokens.get(token_id)
-        revoked = await stores.tokens.revoke(token_id, by=_person(), now_ms=_now_ms(), keep_admin=not last)
-        return before is not None and before.revoked_ms is not None, revoked
+        revoked = await stores.tokens.revoke(token_id, by=person(), now_ms=now_ms(), keep_admin=not last)
+        was_revoked = before is not None and before.revoked_ms is not None
+        if not was_revoked:
+            await record_audit(stores, "token.revoke", revoked.id, revoked.name)
+        return was_revoked, revoked
 
-    was_revoked, token = _on(db, act)
+    was_revoked, token = on_stores(db, "tokens", act)
     print_text(f"{token.id} of {printable(token.name)}: {'was revoked before' if was_revoked else 'revoked'}")
     return Exit.OK
 
@@ -183,7 +188,7 @@ def revoke(
 async def _token_rows(stores: Stores) -> list[tuple[str, ...]]:
     from penstock.server.tokens import all_tokens
 
-    return [_row(token, _now_ms()) async for token in all_tokens(stores.tokens)]
+    return [_row(token, now_ms()) async for token in all_tokens(stores.tokens)]
 
 
 async def _key_rows(stores: Stores) -> list[tuple[str, ...]]:
@@ -192,9 +197,9 @@ async def _key_rows(stores: Stores) -> list[tuple[str, ...]]:
     from penstock.runtime.durable.async_ledger import AsyncLedger
     from penstock.server.tokens import all_tokens
 
-    ledger, day = AsyncLedger(stores.ledger), day_of(_now_ms())
+    ledger, day = AsyncLedger(stores.ledger), day_of(now_ms())
     return [
-        _key_row(key, await spend_on(ledger, key, day), _now_ms()) async for key in all_tokens(stores.tokens, "gateway")
+        _key_row(key, await spend_on(ledger, key, day), now_ms()) async for key in all_tokens(stores.tokens, "gateway")
     ]
 
 
@@ -215,44 +220,5 @@ def _state(token: TokenRecord, now_ms: int) -> str:
 
 
 def _row(token: TokenRecord, now_ms: int) -> tuple[str, ...]:
-    times = (_moment(ms) for ms in (token.created_ms, token.expires_ms, token.last_used_ms))
+    times = (moment(ms) for ms in (token.created_ms, token.expires_ms, token.last_used_ms))
     return token.id, token.name, token.role, token.kind, _state(token, now_ms), *times, printable(token.note)
-
-
-def _moment(at_ms: int | None) -> str:
-    from penstock.server.auth import format_time
-
-    return "-" if at_ms is None else format_time(at_ms * 1_000_000)
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _on(db: str | None, act: Callable[[Stores], Coroutine[Any, Any, Any]]) -> Any:
-    from penstock.storage import open_stores
-
-    url = named_database(db)
-    if url.startswith("memory:"):
-        raise Refused("tokens in memory: are lost with the process; name the server's database with --db")
-
-    async def opened() -> Any:
-        async with await open_stores(url) as stores:
-            return await act(stores)
-
-    return run_on_database(opened())
-
-
-def _person() -> str:
-    """Return who runs the command, as the audit of tokens names them."""
-    try:
-        return f"{getpass.getuser()} (command line)"
-    except (OSError, KeyError):  # a container without an entry for its user
-        return "command line"
-
-
-def _now_ms() -> int:
-    from penstock.clock import SYSTEM_CLOCK
-
-    return SYSTEM_CLOCK.time_ns() // 1_000_000

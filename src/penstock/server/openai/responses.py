@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.hosting.ports import ENDED, RunRecord
+from penstock.server.audit import note
 from penstock.server.auth import User
 from penstock.server.openai.refusals import Refused, encode_json, naming_run, parked_error, stream_error
 from penstock.server.openai.retries import Entry, is_retry, request_key, run_id_from
@@ -92,6 +93,7 @@ async def retrieve(service: Service, user: User, response_id: str, after: int | 
 async def cancel(service: Service, user: User, response_id: str) -> Response:
     """Cancel the run of a response, and return the response; a response that has ended is returned unchanged."""
     run, _ = await _run_of(service, user, response_id, "response_id")
+    note(target=run.id, owner=run.owner)
     if run.status not in ENDED:
         await service.host.cancel(run.id, reason="cancelled over /v1/responses", by=user.name)
         await _until_ended(service, run.id)
@@ -101,6 +103,7 @@ async def cancel(service: Service, user: User, response_id: str) -> Response:
 async def delete(service: Service, user: User, response_id: str) -> None:
     """Remove a response that has ended, with its run, and with its chat if no other run uses it."""
     run, _ = await _run_of(service, user, response_id, "response_id")
+    note(target=run.id, owner=run.owner)
     await service.host.remove(run.id)
     await remove_unused_chat(service, run)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from penstock.hosting.ports import ApprovalState
+from penstock.server.audit import note
 from penstock.server.auth import User
 from penstock.server.schemas import ApprovalPage, ApprovalShown, Edit, Verdict
 from penstock.server.state import (
@@ -77,5 +78,6 @@ async def reject(
 async def _answer(
     service: ServerState, user: User, approval_id: str, state: ApprovalState, reason: str, answer: Any = None
 ) -> ApprovalShown:
-    readable("approval", await service.stores.approvals.get(approval_id), user)
+    approval = readable("approval", await service.stores.approvals.get(approval_id), user)
+    note(run_id=approval.run_id, node_id=approval.node_id, reason=reason)
     return ApprovalShown.of(await service.host.answer(approval_id, state, answer=answer, reason=reason, by=user.name))

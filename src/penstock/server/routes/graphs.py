@@ -15,6 +15,7 @@ from penstock.hosting.ports import GraphRecord, newest_to_replace
 from penstock.kernel.document import parse_graph
 from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.nodes.program import is_program, program_name
+from penstock.server import audit
 from penstock.server.auth import User, reserved
 from penstock.server.caching import REVALIDATED, revalidated
 from penstock.server.errors import ApiError, not_found, problem_details
@@ -120,6 +121,7 @@ async def archive_graph(graph_id: PathId, service: Service, user: CurrentUser) -
     _changeable(record, user)
     _must_not_be_served(service, record)
     await service.stores.graphs.archive(graph_id)
+    audit.note(owner=record.owner)
 
 
 @router.get("/{graph_id}/versions")
@@ -195,6 +197,7 @@ async def _save(
     saved: GraphRecord = await service.stores.graphs.save(
         graph_id, owner, name, document, now_ms=now_ms, expected_version=expected, saved_by=saved_by, note=note
     )
+    audit.note(target=graph_id, owner=saved.owner, version=saved.version)
     if saved.is_archived:
         await service.stores.graphs.archive(graph_id, is_archived=False)
     return replace(saved, is_archived=False)

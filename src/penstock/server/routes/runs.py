@@ -15,6 +15,7 @@ from penstock.hosting.control import UNSET
 from penstock.hosting.limits import NO_CEILINGS
 from penstock.hosting.ports import RunFilter, RunOrder, RunRecord, RunStatus
 from penstock.money import to_nanos, to_usd
+from penstock.server.audit import note
 from penstock.server.auth import LOCAL, User
 from penstock.server.errors import ApiError, api_error, not_found
 from penstock.server.schemas import (
@@ -172,6 +173,7 @@ async def cancel_run(run_id: PathId, service: Service, user: CurrentUser, body: 
         raise not_found("run")
     # The host does not cancel another owner's run, and returns the same result as for a run that does not exist.
     owner = None if user.is_admin else user.name
+    note(owner=run.owner if run is not None and is_visible else None, reason=(body or Cancel()).reason)
     result = await service.host.cancel(run_id, reason=(body or Cancel()).reason, by=user.name, owner=owner)
     return CancelShown.model_validate({"result": str(result.value)})
 
@@ -190,6 +192,7 @@ async def grant_run(run_id: PathId, body: Grant, service: Service, user: Current
     409 if it does not raise the limit that halted the run, which would halt again; the message says what helps.
     """
     await _own(service, run_id, user)
+    note(limits=body.limits.model_dump(mode="json", exclude_none=True))
     more, most = body.limits.to_run_limits(), NO_CEILINGS if user.is_admin else service.host.settings.ceilings
     return await _shown(service, await service.host.grant(run_id, more, by=user.name, within=most))
 
@@ -211,6 +214,7 @@ async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user
     goes on.
     """
     await _own(service, run_id, user)
+    note(call_id=body.call_id, cost_usd=str(body.cost_usd))
     run = await service.host.resolve_bill(
         run_id,
         body.call_id,
@@ -226,6 +230,7 @@ async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user
 async def release_bill(run_id: PathId, body: ReleaseBill, service: Service, user: CurrentUser) -> RunShown:
     """Release an unresolved bill of an ended run, whose call cost nothing; the event is `bill.released`."""
     await _own(service, run_id, user)
+    note(call_id=body.call_id)
     return await _shown(service, await service.host.release_bill(run_id, body.call_id, by=_person(user, body.by)))
 
 

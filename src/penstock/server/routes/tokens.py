@@ -17,6 +17,7 @@ from penstock.hosting.durability import day_of
 from penstock.hosting.tokens import TokenKind, TokenNotFound, TokenRecord, TokenRole
 from penstock.money import to_usd
 from penstock.runtime.durable.async_ledger import AsyncLedger
+from penstock.server.audit import note
 from penstock.server.auth import Token, format_time
 from penstock.server.errors import ApiError
 from penstock.server.schemas import Body, Money, Shown
@@ -227,6 +228,7 @@ async def create(body: NewToken, request: Request, service: Service, user: Curre
         _check_name(service, body.name)
     added = await service.stores.tokens.add(record, is_only=not body.another)
     service.tokens.forget(added.id)
+    note(target=added.id, owner=added.name, kind=added.kind, role=added.role, expires=body.expires)
     shown = await _shown(service, added, request.state.token)
     return CreatedToken(token=shown, secret=secret, needs_tokens=await service.needs_tokens())
 
@@ -249,6 +251,7 @@ async def revoke(token_id: PathId, request: Request, service: Service, user: Cur
         token_id, by=user.name, now_ms=now_ms, keep_admin=not _has_admin(service)
     )
     service.tokens.forget(revoked.id)
+    note(owner=revoked.name)
     return await _shown(service, revoked, own)
 
 

@@ -14,6 +14,7 @@ from penstock.containment.ledger import MemoryLedgerStore
 from penstock.hosting.ports import StoreCorrupt
 from penstock.storage.faults import RowFaults
 from penstock.storage.memory.approvals import MemoryApprovalStore
+from penstock.storage.memory.audit import MemoryAuditStore
 from penstock.storage.memory.chats import MemoryChatStore
 from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
@@ -28,6 +29,7 @@ from penstock.storage.port import T, Unit, drive
 __all__ = [
     "InProcessMemory",
     "MemoryApprovalStore",
+    "MemoryAuditStore",
     "MemoryCancelStore",
     "MemoryChatStore",
     "MemoryEventStore",
@@ -59,6 +61,7 @@ class MemoryStores:
         self.spending = MemorySpendingStore(self.runs)
         self.memories = InProcessMemory(self.runs, self.chats)
         self.tokens = MemoryTokenStore(self._undo)
+        self.audit = MemoryAuditStore(self._undo)
         self.ledger = MemoryLedgerStore(clock=clock)
         self.faults = RowFaults()
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from penstock.hosting.ports import StoreCorrupt
 from penstock.storage.faults import MAX_FAULTS
 from penstock.storage.port import Database, Row, TableCheck, Transaction, Value
-from penstock.storage.sql import approvals, chats, events, graphs, memories, payloads, runs, tokens
+from penstock.storage.sql import approvals, audit, chats, events, graphs, memories, payloads, runs, tokens
 
 CHECKS: Sequence[TableCheck] = (
     *runs.CHECKS,
     *events.CHECKS,
     *graphs.CHECKS,
     *approvals.CHECKS,
+    *audit.CHECKS,
     *payloads.CHECKS,
     *chats.CHECKS,
     *memories.CHECKS,

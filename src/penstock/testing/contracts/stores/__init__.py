@@ -12,7 +12,7 @@ of the inheriting class. Stores that several processes can share return a second
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
   CancelStoreContract, PayloadStoreContract, SpendingStoreContract, ChatStoreContract, MemoryStoreContract,
-  TokenStoreContract: one port each
+  TokenStoreContract, AuditStoreContract: one port each
 - FaultsContract: after any call fails, repeating it leaves the same state as one successful call
 - TransactionContract: a transaction over several stores happens as a whole or not at all
 - StoresContract: all of them
@@ -24,6 +24,7 @@ Async tests need a plugin, or a hook, that runs them.
 
 from penstock.testing.contracts.stores.agreement import agree
 from penstock.testing.contracts.stores.approvals import ApprovalStoreContract, CancelStoreContract
+from penstock.testing.contracts.stores.audit import AuditStoreContract
 from penstock.testing.contracts.stores.chats import ChatStoreContract
 from penstock.testing.contracts.stores.events import EventStoreContract, JournalStoreContract
 from penstock.testing.contracts.stores.faults import FaultsContract
@@ -38,6 +39,7 @@ from penstock.testing.contracts.stores.transactions import TransactionContract
 
 __all__ = [
     "ApprovalStoreContract",
+    "AuditStoreContract",
     "CancelStoreContract",
     "ChatStoreContract",
     "EventStoreContract",
@@ -69,6 +71,7 @@ class StoresContract(
     ChatStoreContract,
     MemoryStoreContract,
     TokenStoreContract,
+    AuditStoreContract,
     FaultsContract,
     TransactionContract,
 ):

@@ -22,6 +22,7 @@ from penstock.testing.contracts.stores.suite import (
     a_token,
     an_approval,
     an_attachment,
+    an_audit_record,
     an_entry,
     an_event,
     claimed,
@@ -56,6 +57,9 @@ class FaultsContract(StoreContract):
 
     async def test_tokens_are_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(some_tokens) >= 10
+
+    async def test_the_audit_log_is_the_same_whichever_call_fails(self) -> None:
+        assert await self.same_whatever_fails(some_audit_records) >= 6
 
     async def test_memories_are_the_same_whichever_call_fails(self) -> None:
         assert await self.same_whatever_fails(some_memories) >= 8
@@ -197,6 +201,15 @@ async def some_tokens(faulty: StoreBundle, stores: StoreBundle) -> None:
     assert (await ask_again(lambda: faulty.tokens.get("a"))) is not None
 
 
+async def some_audit_records(faulty: StoreBundle, stores: StoreBundle) -> None:
+    for number in range(3):
+        entry = an_audit_record(f"a{number}", at_ms=number)
+        await ask_again(lambda e=entry: faulty.audit.append(e))  # type: ignore[misc]
+    await ask_again(lambda: faulty.audit.rename("ann", "bob"))
+    await ask_again(lambda: faulty.audit.remove_before(1))
+    assert [entry.id for entry in await ask_again(faulty.audit.list)] == ["a2", "a1"]
+
+
 async def contents(stores: StoreBundle) -> dict[str, Any]:
     """Return everything the stores hold of what the scenarios put there."""
     runs = await stores.runs.list(limit=1_000)
@@ -217,5 +230,6 @@ async def contents(stores: StoreBundle) -> dict[str, Any]:
         "attachments": [await stores.chats.attachment(id) for id in "fg"],
         "marked": await stores.chats.marked(["k"]),
         "tokens": list(await stores.tokens.list()),
+        "audit": list(await stores.audit.list()),
         "memories": [list(await stores.memories.search(space, text)) for space in "st" for text in ("", "dam", "lake")],
     }

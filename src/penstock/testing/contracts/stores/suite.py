@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
+from penstock.hosting.audit import AuditRecord, AuditStore
 from penstock.hosting.ports import (
     ENDED,
     ApprovalRecord,
@@ -65,6 +66,9 @@ class StoreBundle(HostStores, Protocol):
 
     @property
     def tokens(self) -> TokenStore: ...
+
+    @property
+    def audit(self) -> AuditStore: ...
 
     async def close(self) -> None: ...
 
@@ -139,6 +143,10 @@ async def until_nothing(ask: Callable[[str | None], Awaitable[Any]]) -> list[Any
 def a_payload(call_id: str = "n000001", run_id: str = "r", at_ms: int = 1, **fields: Any) -> PayloadRecord:
     """Return a payload of the run `r`."""
     return PayloadRecord(run_id, call_id, 0, "redacted", at_ms=at_ms)._replace(**fields)
+
+
+def an_audit_record(id: str = "a", **fields: Any) -> AuditRecord:
+    return AuditRecord(**{"id": id, "at_ms": 1_000, "actor": "ann", "action": "run.cancel", **fields})
 
 
 def a_run(id: str = "r", **fields: Any) -> RunRecord:
