@@ -23,7 +23,9 @@ def weather(city: str) -> str:
 
 for responses in (False, True):
     api = "responses" if responses else "chat"
-    model = ChatOpenAI(model="assistant", base_url=os.environ["BASE_URL"], use_responses_api=responses, temperature=0)
+    model = ChatOpenAI(
+        model=os.environ["MODEL"], base_url=os.environ["BASE_URL"], use_responses_api=responses, temperature=0
+    )
     for streamed in (False, True):
         bound = model.bind_tools([weather])
         asked = [HumanMessage("How is the weather?")]

@@ -30,7 +30,7 @@ async def main() -> None:
     set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key="none")
     for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
-        model, api = kind("assistant", client), "chat" if kind is OpenAIChatCompletionsModel else "responses"
+        model, api = kind(os.environ["MODEL"], client), "chat" if kind is OpenAIChatCompletionsModel else "responses"
         agent = Agent("assistant", model=model, tools=[weather])
         result = await Runner.run(agent, "How is the weather?")
         assert result.final_output == "In Rome: sunny in Rome.", result.final_output

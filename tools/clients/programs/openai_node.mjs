@@ -5,7 +5,7 @@ import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: "none" });
-const model = "assistant";
+const model = process.env.MODEL;
 const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 const tools = [{ type: "function", function: { name: "weather", parameters } }];
 const flat = [{ type: "function", name: "weather", parameters, strict: false }];
@@ -64,3 +64,11 @@ await assert.rejects(
   (error) => error.status === 400 && error.code === "unsupported_parameter" && error.param === "logit_bias",
 );
 console.log("refused parameters are named");
+
+const hello = [{ role: "user", content: "hello" }];
+const loud = await client.chat.completions.create({ model: "shouter", messages: hello });
+assert.equal(loud.choices[0].message.content, "HELLO");
+const streamed = await client.chat.completions.stream({ model: "shouter", messages: hello }).finalContent();
+assert.equal(streamed, "HELLO");
+assert.equal((await client.responses.create({ model: "shouter", input: "hello" })).output_text, "HELLO");
+console.log("a graph in Python");

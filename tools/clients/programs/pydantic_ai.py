@@ -22,7 +22,7 @@ def weather(city: str) -> str:
 async def main() -> None:
     provider = OpenAIProvider(base_url=os.environ["BASE_URL"], api_key="none")
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
-        model, api = kind("assistant", provider=provider), "chat" if kind is OpenAIChatModel else "responses"
+        model, api = kind(os.environ["MODEL"], provider=provider), "chat" if kind is OpenAIChatModel else "responses"
         plain = await Agent(model, tools=[weather]).run("How is the weather?")
         assert plain.output == "In Rome: sunny in Rome.", plain.output
         print(f"tools, {api}")

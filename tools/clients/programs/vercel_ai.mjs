@@ -9,9 +9,9 @@ const baseURL = process.env.BASE_URL;
 const openai = createOpenAI({ baseURL, apiKey: "none" });
 const compatible = createOpenAICompatible({ name: "penstock", baseURL, supportsStructuredOutputs: true });
 const models = {
-  chat: openai.chat("assistant"),
-  responses: openai.responses("assistant"),
-  compatible: compatible("assistant"),
+  chat: openai.chat(process.env.MODEL),
+  responses: openai.responses(process.env.MODEL),
+  compatible: compatible(process.env.MODEL),
 };
 const schema = z.object({ city: z.string(), celsius: z.number().int() });
 const tools = {
