@@ -131,10 +131,12 @@ async def served(
 
 
 @asynccontextmanager
-async def running(app: FastAPI, listener: socket.socket | None = None) -> AsyncGenerator[ServerProcess, None]:
+async def running(
+    app: FastAPI, listener: socket.socket | None = None, **given: Any
+) -> AsyncGenerator[ServerProcess, None]:
     """The app on a real socket of this machine, on the test's own loop, until the block ends."""
     listener = listener or listen(ServerSettings(port=0))
-    server = ServerProcess(app)
+    server = ServerProcess(app, **given)
     serving = asyncio.ensure_future(server.serve([listener]))
     try:
         await eventually(lambda: server.started or serving.done())
@@ -146,11 +148,11 @@ async def running(app: FastAPI, listener: socket.socket | None = None) -> AsyncG
 
 
 @asynccontextmanager
-async def listening(app: FastAPI) -> AsyncGenerator[tuple[str, int], None]:
+async def listening(app: FastAPI, **given: Any) -> AsyncGenerator[tuple[str, int], None]:
     """The app as `running` has it, by its address."""
     listener = listen(ServerSettings(port=0))
     address = listener.getsockname()
-    async with running(app, listener):
+    async with running(app, listener, **given):
         yield address
 
 
@@ -186,8 +188,8 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(address: tuple[str, int], limit: int = 2**16) -> AsyncGenerator[Wire, None]:
-    reader, writer = await asyncio.open_connection(*address, limit=limit)
+async def wire(address: tuple[str, int], limit: int = 2**16, source: str = "127.0.0.1") -> AsyncGenerator[Wire, None]:
+    reader, writer = await asyncio.open_connection(*address, limit=limit, local_addr=(source, 0))
     try:
         yield Wire(reader, writer)
     finally:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 
 import pytest
 
 from penstock.errors import InvalidValue
 from penstock.server.clients import MAX_ADDRESSES, TokenThrottle, client_behind, network_of, parse_networks
+from penstock.server.connection import ConnectionLimit, bounded
 from penstock.server.settings import ServerSettings
 from penstock.testing.clock import ManualClock
-from tests.server.served import SECRETS, TOKENS, listening, served, wire
+from tests.server.served import GATE, SECRETS, TOKENS, Wire, listening, served, wire
 
 PROXIES = parse_networks(["10.0.0.0/8", "::1"])
 
@@ -101,6 +105,66 @@ async def test_connections_of_a_trusted_proxy_are_not_counted() -> None:
             client = await opened.enter_async_context(wire(address))
             client.send("GET", "/health", X_Forwarded_For=f"198.51.100.{number}")
             assert await client.status() == 200
+
+
+async def answers(client: Wire) -> bool:
+    """Whether the server answers on this connection; False if it has closed it."""
+    client.send("GET", "/health")
+    try:
+        answered = await client.status() == 200
+        await client.until(b"}")
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return False
+    return answered
+
+
+async def test_a_new_connection_takes_the_place_of_the_longest_idle_one_of_the_address_that_has_most() -> None:
+    limited = bounded(ConnectionLimit(10, max_connections=4))
+    async with served() as server, listening(server.app, http=limited) as address, AsyncExitStack() as opened:
+
+        async def connect(source: str) -> Wire:
+            client = await opened.enter_async_context(wire(address, source=source))
+            assert await answers(client)
+            return client
+
+        other = await connect("127.0.0.2")
+        first, second, third = [await connect("127.0.0.3") for _ in range(3)]
+        assert await answers(first)  # now the second has been idle for longest
+        newcomers = [await connect("127.0.0.4") for _ in range(2)]
+        assert [await answers(one) for one in (other, first, second, third)] == [True, True, False, False]
+        assert all([await answers(one) for one in newcomers])
+
+
+async def test_connections_that_are_in_use_keep_their_places() -> None:
+    settings = ServerSettings(tokens=TOKENS)
+    limited = bounded(ConnectionLimit(10, max_connections=2))
+    async with served(settings) as server, listening(server.app, http=limited) as address, AsyncExitStack() as opened:
+        await server.save("gate", GATE)
+        run = await server.host.submit(owner="ann", graph_id="gate")
+        for _ in range(2):
+            stream = await opened.enter_async_context(wire(address))
+            stream.send("GET", f"/api/runs/{run.id}/events", Authorization=f"Bearer {SECRETS['ann']}")
+            assert await stream.status() == 200
+        refused = await opened.enter_async_context(wire(address, source="127.0.0.2"))
+        assert await refused.status() == 503
+        assert b"the server has too many open connections; retry in a moment" in await refused.reader.read()
+        server.gate.opened.set()
+        assert (await server.host.wait(run.id)).status == "completed"
+        assert b"run.completed" in await stream.reader.readuntil(b"0\r\n\r\n")
+        later = await opened.enter_async_context(wire(address, source="127.0.0.2"))
+        assert await answers(later)  # the streams have ended, so their connections are idle
+
+
+@pytest.mark.parametrize(("soft", "hard", "connections"), [(256, 512, 256), (256, 4_096, 2_000)])
+def test_a_server_opens_half_as_many_connections_as_it_may_open_files(soft: int, hard: int, connections: int) -> None:
+    program = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from penstock.server.connection import allowed_connections\n"
+        "print(allowed_connections(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == [str(connections), str(min(hard, 4_000))]
 
 
 async def test_wrong_tokens_are_throttled_and_known_clients_are_not() -> None:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from penstock.server.serve import MAX_CONNECTIONS
+from penstock.server.connection import MAX_CONNECTIONS
 from penstock.server.settings import ServerSettings
 from tests.server.served import GATE, SECRETS, TOKENS, listening, served, wire
 

@@ -6,13 +6,15 @@ number of connections of one address. A request that cannot be parsed is answere
 connection is closed; one with both Content-Length and Transfer-Encoding is such a request.
 
 A client at its share of connections is answered with 503 and disconnected. Connections of trusted proxies carry many
-clients and are not counted; the requests of those clients are, by `ConcurrencyGuard`.
+clients and have no share; the requests of those clients do, in `ConcurrencyGuard`. When the server has as many
+connections as it may, a new one takes the place of an idle one, so that clients that send nothing keep nobody out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from typing import Any
 
@@ -20,6 +22,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.server.clients import Network, is_in, network_of
 
+MAX_CONNECTIONS = 2_000
+"""Maximum number of open connections of a server; fewer if the process may not open twice as many files."""
+MAX_ACCEPTED = 32
+"""Maximum number of connections that are accepted in one turn of the event loop."""
 HEADERS_S = 15.0
 """How long a client may take to send a request's head."""
 MAX_HEAD_BYTES = 128 * 1024
@@ -32,31 +38,60 @@ MIN_PIECE_BYTES = 64
 
 
 class ConnectionLimit:
-    """Counts the open connections of each address, and how many more it may open."""
+    """Bounds how many connections are open, of each address and in all.
 
-    def __init__(self, max_per_client: int, trusted: tuple[Network, ...] = ()) -> None:
+    When all places are taken, the next connection takes that of an idle one: of the address with most idle connections,
+    the one that has been idle for longest. A connection is idle while no request of it is being answered.
+    """
+
+    def __init__(
+        self, max_per_client: int, trusted: tuple[Network, ...] = (), *, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
         self._max_per_client = max_per_client
         self._trusted = trusted
+        self._max_connections = max_connections
+        self._total = 0
         self._open: Counter[str] = Counter()
+        self._idle: dict[str, dict[ClientConnection, None]] = {}
+        """By client; those that have been idle for longest first."""
 
-    def enter(self, address: str) -> str | None:
-        """Count a connection; return the key to `leave` with, None if it is a trusted proxy's, which is not counted.
-
-        Raises OverflowError if the address has its share already.
-        """
-        if is_in(address, self._trusted):
-            return None
+    def enter(self, connection: ClientConnection, address: str) -> str:
+        """Count a connection, which is idle; return the key of its client. OverflowError if there is no place."""
         client = network_of(address)
-        if self._open[client] >= self._max_per_client:
-            raise OverflowError(f"{address} has {self._max_per_client} connections already")
+        if self._open[client] >= self._max_per_client and not is_in(address, self._trusted):
+            raise OverflowError("this address has too many open connections; close some, or reuse them")
+        if self._total >= self._max_connections and not self._close_an_idle_one():
+            raise OverflowError("the server has too many open connections; retry in a moment")
+        self._total += 1
         self._open[client] += 1
+        self.add_idle(connection, client)
         return client
 
-    def leave(self, client: str) -> None:
+    def leave(self, connection: ClientConnection, client: str) -> None:
         """Count a connection less."""
+        self.remove_idle(connection, client)
+        self._total -= 1
         self._open[client] -= 1
         if not self._open[client]:
             del self._open[client]
+
+    def add_idle(self, connection: ClientConnection, client: str) -> None:
+        """Note that a connection has no request now."""
+        self._idle.setdefault(client, {})[connection] = None
+
+    def remove_idle(self, connection: ClientConnection, client: str) -> None:
+        """Note that a connection has a request, or is closed."""
+        idle = self._idle.get(client, {})
+        idle.pop(connection, None)
+        if not idle:
+            self._idle.pop(client, None)
+
+    def _close_an_idle_one(self) -> bool:
+        most = max(self._idle.values(), key=len, default=None)
+        if most is None:
+            return False
+        next(iter(most)).evict()
+        return True
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -79,17 +114,26 @@ class ClientConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.headers_s, self._check_head, None)
         if self.limit is not None and self.client is not None:
             try:
-                self._counted = self.limit.enter(self.client[0])
-            except OverflowError:
-                self._refuse(503, "overloaded", "this address has too many open connections; close some, or reuse them")
+                self._counted = self.limit.enter(self, self.client[0])
+            except OverflowError as full:
+                self._refuse(503, "overloaded", str(full))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop checking the connection."""
         self._timer.cancel()
-        if self._counted is not None and self.limit is not None:
-            self.limit.leave(self._counted)
-            self._counted = None
+        self._leave()
         super().connection_lost(exc)
+
+    def evict(self) -> None:
+        """Give the place of this idle connection to another client; what it has not read of a response is lost."""
+        self._is_refused = True
+        self._leave()  # at once: the loop reports the loss in its next turn, and more clients may come in this one
+        self.transport.abort()
+
+    def _leave(self) -> None:
+        if self._counted is not None and self.limit is not None:
+            self.limit.leave(self, self._counted)
+            self._counted = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless the connection is being closed."""
@@ -109,6 +153,8 @@ class ClientConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin a request."""
         super().on_headers_complete()
+        if self._counted is not None and self.limit is not None:
+            self.limit.remove_idle(self, self._counted)
         self._is_in_body = True
         self._head_bytes = self._pieces = self._body_bytes = 0
 
@@ -126,6 +172,13 @@ class ClientConnection(HttpToolsProtocol):
         """End a request."""
         super().on_message_complete()
         self._is_in_body = False
+
+    def on_response_complete(self) -> None:
+        """End a response; the next request may have been sent already."""
+        super().on_response_complete()
+        is_waiting = self.timeout_keep_alive_task is not None
+        if is_waiting and self._counted is not None and self.limit is not None:
+            self.limit.add_idle(self, self._counted)
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is no HTTP."""
@@ -158,3 +211,22 @@ class ClientConnection(HttpToolsProtocol):
 def bounded(limit: ConnectionLimit) -> type[ClientConnection]:
     """Return the protocol class whose connections share a limit: uvicorn creates them itself, from a class."""
     return type("BoundedConnection", (ClientConnection,), {"limit": limit})
+
+
+def allowed_connections() -> int:
+    """Return how many connections this process may have open, after it has allowed itself as many files as it can.
+
+    The common default of 1,024 files is fewer than the connections of a busy server, and once all are in use, nothing
+    can be accepted or opened. Half of the files are left for databases, providers, and connections being closed.
+    """
+    if sys.platform == "win32":  # has no such limit
+        return MAX_CONNECTIONS
+    import resource
+
+    wanted = 2 * MAX_CONNECTIONS
+    files, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY or files >= wanted:
+        return MAX_CONNECTIONS
+    files = wanted if highest == resource.RLIM_INFINITY else min(wanted, highest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, highest))
+    return min(MAX_CONNECTIONS, files // 2)

@@ -278,8 +278,7 @@ class _UnreadBody:
 class ConcurrencyGuard:
     """Passes requests on up to the limit, and refuses the others with 503, as JSON and with Retry-After.
 
-    Requests of one client address have a limit of their own, so that no client can take all places. Uvicorn has a
-    connection limit, above this one, whose refusals have neither.
+    Requests of one client address have a limit of their own, so that no client can take all places.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
 import threading
@@ -26,7 +27,7 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import ENDED, RunStatus
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, state_of
-from penstock.server.connection import ConnectionLimit, bounded
+from penstock.server.connection import MAX_ACCEPTED, ConnectionLimit, allowed_connections, bounded
 from penstock.server.errors import ApiError, send_error
 from penstock.server.settings import ServerSettings, is_loopback
 from penstock.server.ui_files import load_ui
@@ -43,12 +44,12 @@ CLOSING_S = 5
 """Grace period for open responses after all runs have ended or are parked."""
 IMMEDIATE_CLOSING_S = 1
 """The same grace period after a second interrupt."""
-MAX_CONNECTIONS = 2_000
 IN_MEMORY = "memory:"
 UNFINISHED: tuple[RunStatus, ...] = ("queued", "running", "waiting", "parked")
 MAX_COUNTED = 1_000
 """Highest number to which unfinished runs are counted at startup."""
 BACKLOG = 512
+"""Maximum number of connections that wait to be accepted."""
 
 
 async def serve(
@@ -246,6 +247,12 @@ class ServerProcess(uvicorn.Server):
             self._second_interrupt.set()
         self.should_exit = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # asyncio uses one number for this and for how many it accepts in one turn
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end the streams, then the runs, and wait for open responses."""
         self._stop_listening(sockets or [])
@@ -325,9 +332,15 @@ def _closed() -> ApiError:
 
 
 def configured(app: ASGIApp, settings: ServerSettings | None = None, **given: Any) -> uvicorn.Config:
-    """Return the uvicorn configuration: `ClientGuard` reads proxy headers, and no Server header is sent."""
+    """Return the uvicorn configuration; this process may open more files from now on.
+
+    `ClientGuard` reads proxy headers, no Server header is sent, and requests that are no HTTP do not fill the log.
+    """
     settings = settings or ServerSettings()
-    limit = ConnectionLimit(settings.max_connections_per_client, settings.proxy_networks)
-    bounds = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 15, "timeout_graceful_shutdown": CLOSING_S}
-    quiet = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
-    return uvicorn.Config(app, http=bounded(limit), ws="none", lifespan="on", **{**bounds, **quiet, **given})
+    limit = ConnectionLimit(
+        settings.max_connections_per_client, settings.proxy_networks, max_connections=allowed_connections()
+    )
+    bounds = {"backlog": MAX_ACCEPTED, "timeout_keep_alive": 15, "timeout_graceful_shutdown": CLOSING_S}
+    quiet = {"log_config": None, "log_level": logging.ERROR, "access_log": False, "server_header": False}
+    own = {"http": bounded(limit), "ws": "none", "lifespan": "on", "proxy_headers": False}
+    return uvicorn.Config(app, **{**own, **bounds, **quiet, **given})
