@@ -35,7 +35,7 @@ class TookTooLong(Exception):
 
 @dataclass(slots=True)
 class Contestant:
-    """Somebody who is measured: what it is called in tables and in code, and the peer whose environment it needs."""
+    """What is measured: its name in tables and in code, and the peer whose environment it needs."""
 
     label: str
     name: str

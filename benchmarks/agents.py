@@ -1,7 +1,7 @@
 """What does a turn of an agent cost beside its model and its tool?
 
 A turn is one answer of a model that asks for one tool, and the tool; both take no time, so that everything measured is
-the framework's own. Asked of conversations of two lengths: who looks at the whole conversation in every turn shows.
+the framework's own. Two lengths of conversation show who reads all of it in every turn.
 """
 
 from __future__ import annotations

@@ -151,14 +151,14 @@ def penstock_sync_usage(calls: int) -> Iterator[None]:
 def penstock_sync_guarded(calls: int) -> Iterator[None]:
     from penstock import CircuitBreaker, ShieldPipeline
 
-    asked = itertools.count()
+    hook_calls = itertools.count()
 
     class Hook:
         def before_llm_call(self, ctx: ToolCallContext) -> None:
-            next(asked)
+            next(hook_calls)
 
     yield from penstock_sync(calls, pipeline=ShieldPipeline(pre_dispatch=Hook()), breaker=CircuitBreaker())
-    expect("calls the hook was asked about", next(asked), calls)
+    expect("calls that the hook saw", next(hook_calls), calls)
 
 
 def penstock_sync_deadline(calls: int) -> Iterator[None]:
@@ -188,12 +188,12 @@ def _expect_recorded(run: ExecutionContext, before: int, calls: int) -> None:
     """Every call was made once, counted once, and is in the graph."""
     expect("calls", work() - before - 1, calls)
     expect("steps", run.balance.steps, calls)
-    expect("log entries of calls", run.graph.seq - 2, 2 * calls + _told_of_shapes(run))
+    expect("log entries of calls", run.graph.seq - 2, 2 * calls + _divergence_events(run))
     totals = run.graph.aggregates
     expect("recorded calls", totals["total_llm_calls"] + totals["total_tool_calls"], calls)
 
 
-def _told_of_shapes(run: ExecutionContext) -> int:
+def _divergence_events(run: ExecutionContext) -> int:
     return sum(event.kind == "divergence" for event in run.history(since=run.graph.seq - 10))
 
 

@@ -71,8 +71,8 @@ def peers(effort: Effort, *without: str) -> list[Contestant]:
         Contestant("LangGraph", "langgraph", "langgraph"),
         Contestant("LlamaIndex Workflows", "llama_index", "llama-index-workflows"),
     ]
-    asked = effort.peers or {each.name for each in everybody}
-    return [each for each in everybody if each.name in asked and each.name not in without]
+    names = effort.peers or {each.name for each in everybody}
+    return [each for each in everybody if each.name in names and each.name not in without]
 
 
 # One table after the other.
@@ -80,7 +80,7 @@ def peers(effort: Effort, *without: str) -> list[Contestant]:
 
 def sequential(effort: Effort) -> Table:
     return compare(
-        Asked(
+        Comparison(
             "What does a step cost? 100 steps, one after the other",
             "CPU µs per step",
             [floor("asyncio, plain awaits"), *ours(sync=True), *peers(effort)],
@@ -95,7 +95,7 @@ def sequential(effort: Effort) -> Table:
 def traced(effort: Effort) -> Table:
     read = Contestant("penstock, every limit set, the trace read", "ours", settings={"limits": True, "read": True})
     return compare(
-        Asked(
+        Comparison(
             "What does a traced step cost? 100 steps, every one recorded",
             "CPU µs per step",
             [floor("asyncio, a record per step"), *ours(sync=True), read, *peers(effort, "hamilton")],
@@ -109,7 +109,7 @@ def traced(effort: Effort) -> Table:
 
 def long_chain(effort: Effort) -> Table:
     return compare(
-        Asked(
+        Comparison(
             f"What does a step of a long run cost? {effort.steps:,} steps, one after the other",
             "CPU µs per step",
             # Hamilton goes down into itself for each node that another one needs, deeper than Python lets it.
@@ -124,7 +124,7 @@ def long_chain(effort: Effort) -> Table:
 
 def fan_out(effort: Effort) -> Table:
     return compare(
-        Asked(
+        Comparison(
             "What does a fan-out cost? 1 step, then 1,000 at once, then a join; none of them waits",
             "CPU µs per step",
             _fanned(effort),
@@ -138,7 +138,7 @@ def fan_out(effort: Effort) -> Table:
 
 def fan_out_sleeping(effort: Effort) -> Table:
     return compare(
-        Asked(
+        Comparison(
             "How long does a fan-out take? 1 step, then 1,000 at once that sleep 10 ms, then a join",
             "Wall ms of one run",
             _fanned(effort),
@@ -158,7 +158,7 @@ def _fanned(effort: Effort) -> list[Contestant]:
 
 
 def layered(effort: Effort) -> Table:
-    asked = Asked(
+    comparison = Comparison(
         "Does anybody wait for a layer? 10 layers of 100 steps, each needs 3 and sleeps 1 to 20 ms",
         "Wall ms of one run",
         [floor("asyncio, a task per step"), *ours(), *peers(effort, "burr")],
@@ -166,15 +166,15 @@ def layered(effort: Effort) -> Table:
         "wall_ms",
         {"shape": "layers", "size": 100},
     )
-    table = compare(asked, effort)
+    table = compare(comparison, effort)
     least = Layers.of(100).critical_path_s * 1e3
-    table.rows.insert(0, ("the longest path: nobody can be faster", least, None, None, None))
+    table.rows.insert(0, ("the longest path: nothing can be faster", least, None, None, None))
     return table
 
 
 def build(effort: Effort) -> Table:
     return compare(
-        Asked(
+        Comparison(
             f"What does building cost? A chain of {effort.steps:,} nodes, until it could be run",
             "CPU µs per node, for building, validating, and planning or compiling",
             [floor("asyncio, a list of functions"), ours()[0], *peers(effort)],
@@ -190,7 +190,7 @@ def many_runs(effort: Effort) -> Table:
     """Time, and in other processes memory, because counting it slows a process down."""
     weighed = [floor(), *ours(), *peers(effort)]
     _play(weighed, Effort(1, 0, 0, 0, ()), "weigh_many", {"size": 10, "runs": 1_000})
-    asked = Asked(
+    comparison = Comparison(
         f"What do many runs at once take? {effort.runs:,} runs of 10 steps that sleep 10 ms",
         "Wall s until all have ended, and CPU s of the process; kB per run while 1,000 wait in their first step",
         [floor(), *ours(), *peers(effort)],
@@ -198,11 +198,11 @@ def many_runs(effort: Effort) -> Table:
         "wall_s",
         {"size": 10, "runs": effort.runs, "sleep_s": SLEEP_S},
     )
-    table = compare(asked, effort, reps=False)
-    more = zip(_cells(asked.everybody, "cpu_s"), _cells(weighed, "kb"), strict=True)
+    table = compare(comparison, effort, reps=False)
+    more = zip(_cells(comparison.everybody, "cpu_s"), _cells(weighed, "kb"), strict=True)
     rows: list[tuple[Cell, ...]] = [(*row, *cells) for row, cells in zip(table.rows, more, strict=True)]
     raw = {
-        "time": {each.label: each.results for each in asked.everybody},
+        "time": {each.label: each.results for each in comparison.everybody},
         "memory": {each.label: each.results for each in weighed},
     }
     columns = (*table.columns, "min CPU s", "kB per waiting run")
@@ -213,7 +213,7 @@ def many_runs(effort: Effort) -> Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Comparison:
     """A question to everybody; the first of them is the floor."""
 
     question: str
@@ -224,20 +224,21 @@ class Asked:
     arguments: dict[str, object]
 
 
-def compare(asked: Asked, effort: Effort, reps: bool = True) -> Table:
-    arguments = {**asked.arguments, "enough_s": effort.enough_s} if reps else asked.arguments
-    _play(asked.everybody, effort, asked.function, arguments)
-    first, *others = asked.everybody
-    bare = _least([first], asked.figure)
-    best = _least([each for each in others if each.peer], asked.figure)
+def compare(comparison: Comparison, effort: Effort, reps: bool = True) -> Table:
+    arguments = {**comparison.arguments, "enough_s": effort.enough_s} if reps else comparison.arguments
+    _play(comparison.everybody, effort, comparison.function, arguments)
+    first, *others = comparison.everybody
+    bare = _least([first], comparison.figure)
+    best = _least([each for each in others if each.peer], comparison.figure)
     return Table(
-        question=asked.question,
-        measured=f"{asked.unit}; {effort.rounds} shuffled rounds in fresh processes, but only one for who takes longer "
-        f"than {ONCE_IS_ENOUGH_S:g} s; a measurement is ended after {TIME_LIMIT_S:g} s. The ratios are of the minima.",
-        columns=("", f"min {_unit(asked)}", f"median {_unit(asked)}", "× asyncio", "× best peer"),
-        rows=[_row(each, asked.figure, bare, best) for each in asked.everybody],
-        versions=versions(asked.everybody),
-        raw={each.label: each.figures(asked.figure) for each in asked.everybody},
+        question=comparison.question,
+        measured=f"{comparison.unit}; {effort.rounds} shuffled rounds in fresh processes, but only one for who takes "
+        f"longer than {ONCE_IS_ENOUGH_S:g} s; a measurement is ended after {TIME_LIMIT_S:g} s. The ratios are of the "
+        "minima.",
+        columns=("", f"min {_unit(comparison)}", f"median {_unit(comparison)}", "× asyncio", "× best peer"),
+        rows=[_row(each, comparison.figure, bare, best) for each in comparison.everybody],
+        versions=versions(comparison.everybody),
+        raw={each.label: each.figures(comparison.figure) for each in comparison.everybody},
     )
 
 
@@ -260,8 +261,8 @@ def _least(contestants: Sequence[Contestant], figure: str) -> float | None:
     return min((min(each.figures(figure)) for each in contestants if not each.trouble), default=None)
 
 
-def _unit(asked: Asked) -> str:
-    return {"cpu_us": "µs", "wall_ms": "ms", "wall_s": "s"}[asked.figure]
+def _unit(comparison: Comparison) -> str:
+    return {"cpu_us": "µs", "wall_ms": "ms", "wall_s": "s"}[comparison.figure]
 
 
 def _row(contestant: Contestant, figure: str, bare: float | None, best: float | None) -> tuple[Cell, ...]:

@@ -66,7 +66,7 @@ def _run(contestant: Contestant) -> None:
 
 def _probe(statement: str, python: str) -> dict[str, list[float]]:
     command = [python, "-c", PROBE.format(statement=statement)]
-    # Whoever runs this may have switched bytecode off for all their programs; an import without it is another question.
+    # The environment may have bytecode switched off; importing without it would be another measurement.
     bytecode = {"PYTHONPYCACHEPREFIX": str(_peers.ENVIRONMENTS / "bytecode")}
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | bytecode
     where = _peers.ENVIRONMENTS.parent

@@ -394,8 +394,8 @@ def ask_all(text: str) -> None:
     elapsed = time.perf_counter() - begun
     expect("answers", len(taken), each * options["clients"])
     cuts_ms = [one * 1_000 for one in statistics.quantiles(taken, n=100)]
-    told_ms = {"p50_ms": cuts_ms[49], "p95_ms": cuts_ms[94], "p99_ms": cuts_ms[98]}
-    print(json.dumps({"per_s": len(taken) / elapsed, **told_ms}))
+    percentiles_ms = {"p50_ms": cuts_ms[49], "p95_ms": cuts_ms[94], "p99_ms": cuts_ms[98]}
+    print(json.dumps({"per_s": len(taken) / elapsed, **percentiles_ms}))
 
 
 # Readers that stall.

@@ -1,8 +1,8 @@
 """How long does a snapshot keep writers waiting?
 
-Two looks at the same thing. From outside, at everybody: eight threads write, and the slowest write with somebody taking
-snapshots stands beside the slowest one without; threads also wait for each other and for the interpreter, which is what
-the second figure shows. From inside, at Penstock alone: a lock that keeps time says how long a snapshot holds it.
+Measured in two ways. From outside, for every contestant: eight threads write, and the slowest write while snapshots are
+taken is compared with the slowest one without; threads also wait for each other and for the interpreter, which is what
+the second figure shows. From inside, for Penstock alone: a lock that keeps time reports how long a snapshot holds it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class TimedLock:
         self.longest_hold_ns: dict[int, int] = {}
 
     def acquire(self) -> bool:
-        asked_ns = time.perf_counter_ns()
+        requested_ns = time.perf_counter_ns()
         self._lock.acquire()
         self._depth += 1
         if self._depth == 1:
             self._taken_ns = time.perf_counter_ns()
-            _raise_to(self.longest_wait_ns, self._taken_ns - asked_ns)
+            _raise_to(self.longest_wait_ns, self._taken_ns - requested_ns)
         return True
 
     def release(self) -> None:

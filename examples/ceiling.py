@@ -2,7 +2,7 @@
 
 A planner asks a question, twelve researchers study it at the same time, a writer sums up. Together they would spend
 more than the $0.50 they are given. Every call holds its worst case before it leaves, at one ledger, so the ceiling
-stands however many of them ask at once: some finish, the others are refused and told why, and the provider's invoice
+stands however many of them ask at once: some finish, the others are refused with the reason, and the provider's invoice
 agrees with the ledger to the last digit.
 
     python examples/ceiling.py          about seven seconds; Ctrl-C cancels the run

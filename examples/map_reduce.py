@@ -69,13 +69,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=40)
     parser.add_argument("--ceiling", type=float, default=1.00)
-    asked = parser.parse_args()
-    documents = [f"turbine-{number} " + "water " * (20 + number) for number in range(asked.documents)]
-    found, written, run = asyncio.run(report(documents, asked.ceiling))
+    arguments = parser.parse_args()
+    documents = [f"turbine-{number} " + "water " * (20 + number) for number in range(arguments.documents)]
+    found, written, run = asyncio.run(report(documents, arguments.ceiling))
     print(written)
     print(f"read {len(found)} of {len(documents)} documents")
-    print(f"spent ${run.balance.spent_usd:.4f} of ${asked.ceiling:.2f}")
-    assert run.balance.spent_usd <= asked.ceiling
+    print(f"spent ${run.balance.spent_usd:.4f} of ${arguments.ceiling:.2f}")
+    assert run.balance.spent_usd <= arguments.ceiling
 
 
 if __name__ == "__main__":

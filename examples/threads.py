@@ -1,7 +1,7 @@
 """Sixty-four threads, one ceiling.
 
-Every thread calls the model as fast as it can until it is refused. Nobody coordinates them but the ledger, and what
-they spend together is what the provider's invoice says: not a cent over the ceiling.
+Every thread calls the model as fast as it can until it is refused. Only the ledger coordinates them, and together
+they spend what the provider's invoice has: not a cent over the ceiling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nobody: plain awaits, and asyncio's own ways to do things at once."""
+"""The floor: plain awaits, and asyncio's own ways to do things at once."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class ScriptedModel:
 
     async def answer(self, prompt: Prompt) -> Any:
         """The answer to `prompt`, after a while."""
-        said = Answer(prompt.answer, prompt.input_tokens, prompt.output_tokens, prompt.seconds * PACE)
-        self._upcoming.append(said)
+        answer = Answer(prompt.answer, prompt.input_tokens, prompt.output_tokens, prompt.seconds * PACE)
+        self._upcoming.append(answer)
         return await self._provider.acomplete(prompt.name, max_tokens=prompt.max_tokens)
 
     def worst_case_usd(self, prompt: Prompt) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 class Clock(Protocol):
     """Monotonic time for durations and deadlines, wall time for showing.
 
-    One that also has `passed_ns()`, monotonic time that goes on while the machine is suspended, has that read where
+    One that also has `passed_ns()`, monotonic time that advances while the machine is suspended, has that read where
     machines have to agree on how much time has passed.
     """
 

@@ -1,6 +1,6 @@
 """What a service logs: one record for each request and each ended run, as a name and fields.
 
-Records go through `logging`, so that nothing is built while nobody has enabled the loggers; how they are written is up
+Records go through `logging`, so that nothing is built while the loggers are not enabled; how they are written is up
 to the program. Fields are ids, names, numbers and reasons: never what people or models wrote.
 """
 

@@ -58,7 +58,7 @@ def test_an_async_request_loads_the_table_of_prices_on_a_thread(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def load() -> PriceTable:
+    def load(export: object = None) -> PriceTable:
         threads.append(threading.current_thread())
         return PriceTable()
 

@@ -98,8 +98,8 @@ def _drive(name: str, prefix: list[str]) -> Result:
     try:
         python = _environment(name)
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return Result(problem=f"not installed: {_last_line(said)}")
+        output = getattr(error, "stderr", None) or str(error)
+        return Result(problem=f"not installed: {_last_line(output)}")
     home = BUILD / "home"
     home.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key in ("PATH", "LANG", "TMPDIR") if (value := os.environ.get(key)) is not None}
@@ -110,10 +110,10 @@ def _drive(name: str, prefix: list[str]) -> Result:
         ended = subprocess.run(
             command, cwd=home, env=env, capture_output=True, text=True, timeout=MAX_PROGRAM_S, check=False
         )
-        said, errors, problem = ended.stdout, ended.stderr, ""
+        output, errors, problem = ended.stdout, ended.stderr, ""
     except subprocess.TimeoutExpired as error:
-        said, errors, problem = _text(error.stdout), "", f"ended after {MAX_PROGRAM_S} s"
-    lines = tuple(Line(**json.loads(line)) for line in said.splitlines() if line.startswith('{"framework"'))
+        output, errors, problem = _text(error.stdout), "", f"ended after {MAX_PROGRAM_S} s"
+    lines = tuple(Line(**json.loads(line)) for line in output.splitlines() if line.startswith('{"framework"'))
     return Result(lines, problem or ("" if lines else f"did not run: {_last_line(errors)}"))
 
 

@@ -129,8 +129,8 @@ def _filled(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_result(request: WireRequest) -> bool:
-    said = request.fields.get("messages") or request.fields.get("input") or request.fields.get("contents") or ()
-    items = [item for item in said if isinstance(item, dict)]
+    messages = request.fields.get("messages") or request.fields.get("input") or request.fields.get("contents") or ()
+    items = [item for item in messages if isinstance(item, dict)]
     parts = [part for item in items if "parts" in item for part in item["parts"]]
     return any("functionResponse" in part for part in parts) or any(
         item.get("role") in ("tool", "tool-response") or item.get("type") == "function_call_output" for item in items

@@ -340,7 +340,7 @@ def _refuse(slot: Slot, hook: object, expected: str) -> NoReturn:
 
 
 def _event(slot: Slot, ctx: ToolCallContext, verdict: Verdict) -> SafetyEvent:
-    # Only what stops a call has a stop reason; what goes on is called by its decision.
+    # Only what stops a call has a stop reason; what continues is named by its decision.
     goes_on = verdict.decision in GOES_ON[slot]
     metadata: dict[str, Any] = {"slot": str(slot), "tool_name": ctx.tool_name}
     if verdict.model is not None:

@@ -1,4 +1,4 @@
-"""Steps, as written, to a plan that can run: who waits for whom by number, and what stands behind each number."""
+"""Compile steps to a plan that can run: dependencies by number, and what each number runs."""
 
 from __future__ import annotations
 

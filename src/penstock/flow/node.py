@@ -30,7 +30,7 @@ class Node(Protocol):
 
 
 class FunctionNode:
-    """A function as a node: `fn(ctx)`, sync or async; what it returns is the value, what it raises goes on.
+    """A function as a node: `fn(ctx)`, sync or async; what it returns is the value, and what it raises propagates.
 
     A generator function, sync or async, is a node that streams: each piece is emitted as progress, and the list of the
     pieces is the node's value.

@@ -127,7 +127,7 @@ class RunApprovals:
         return answered
 
     async def leave(self, approval: ApprovalRecord, *, goes_on: bool) -> None:
-        """Stop waiting; if the caller goes on without an answer, close the approval."""
+        """Stop waiting; if the caller continues without an answer, close the approval."""
         if goes_on and approval.id in self.waiting:
             await self.at_last(approval)
         self.waiting.pop(approval.id, None)

@@ -33,7 +33,7 @@ NO_AMOUNTS: Mapping[str, float] = {}
 def budget_event(
     balance: Balance, level: Level, *, node_id: str | None = None, waiting: Mapping[str, float] = NO_AMOUNTS
 ) -> EventPayload:
-    """Convert the figures of one account; `waiting` has what calls that wait have asked for, by unit."""
+    """Convert the figures of one account; `waiting` has what waiting calls need, by unit."""
     return "budget", {
         "budget": to_json(balance.name),
         "level": level,
@@ -80,7 +80,7 @@ class BudgetReporter:
     """Reports the budgets of one run in this process as they change."""
 
     def __init__(self, context: ExecutionContext, schedule: Callable[[], None]) -> None:
-        """`schedule` schedules a write of events, before which the reporter is asked again."""
+        """`schedule` schedules a write of events, before which `events` is called again."""
         self._graph = context.graph
         self._own = context._account
         self._schedule = schedule

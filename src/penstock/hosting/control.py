@@ -82,7 +82,7 @@ class _AlreadyResumed(Conflict):
         if by is not None and by.type == "run.granted":
             ahead = f"{by.data.get('by')!r} has granted it more"
         super().__init__(
-            f"run {run.id!r} goes on already: {ahead} a moment before, and this grant does not count; "
+            f"run {run.id!r} has already continued: {ahead} a moment before, and this grant does not count; "
             "if it is halted again, grant it more then"
         )
 
@@ -281,7 +281,7 @@ class Control:
         try:
             queued = await self._transact(unit)
         except Fenced:
-            raise Conflict(f"run {run.id!r} goes on already: another request was a moment ahead") from None
+            raise Conflict(f"run {run.id!r} has already continued: another request was a moment ahead") from None
         except KeyError:  # it ended long ago, and has just been removed
             raise RunNotFound(run.id) from None
         if failpoints.hook is not None:

@@ -150,6 +150,6 @@ async def _balances(context: HostContext, names: Sequence[str]) -> list[Balance 
     for name in names:
         try:
             found.append(await retry_unavailable(partial(context.ledger.balance, name), INTERACTIVE_ATTEMPTS))
-        except KeyError:  # no such account: nobody limits it
+        except KeyError:  # no such account: no limit applies
             found.append(None)
     return found

@@ -102,10 +102,10 @@ def _is_freed(run: RunRecord, halt: Mapping[str, Any]) -> bool:
 
 def _grant(wanted: str, run: RunRecord, halt: Mapping[str, Any]) -> Advice:
     """Return the grant that the run needs; of money, with the least amount that admits the refused call."""
-    limit, asked = halt.get("limit"), halt.get("asked")
-    if halt.get("unit") != "usd" or limit is None or not asked:
+    limit, amount = halt.get("limit"), halt.get("asked")
+    if halt.get("unit") != "usd" or limit is None or not amount:
         return Advice("grant", f"grant it {wanted}")
-    least = max(0, run.cost_nanos + run.unresolved_nanos + to_nanos(asked) - to_nanos(limit))
+    least = max(0, run.cost_nanos + run.unresolved_nanos + to_nanos(amount) - to_nanos(limit))
     if not least:
         return Advice("grant", f"grant it {wanted}")
     return Advice("grant", f"grant it {wanted}, at least {format_usd(least)} more", to_usd(least))

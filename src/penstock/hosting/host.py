@@ -431,7 +431,7 @@ class RunHost:
         if hosted is not None:
             hosted.answered(approval)
         if approval.state == "withdrawn":
-            raise Conflict(f"approval {approval_id!r} cannot be read, and was withdrawn: nobody can answer it")
+            raise Conflict(f"approval {approval_id!r} cannot be read, and was withdrawn: it cannot be answered")
         return approval
 
     def stats(self) -> dict[str, Any]:

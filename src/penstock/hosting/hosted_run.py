@@ -151,7 +151,7 @@ class HostedRun:
         """Payloads of calls that are stored with the next events; None if the operator records none."""
         self._spending = SpendingTally()
         """What the calls under this claim used; at the end also those under earlier claims."""
-        self._has_asked = False
+        self._has_questions = False
         self._lost_before = 0
         """Number of workers lost in a row on this run."""
         self._worked_ms = run.worked_ms
@@ -582,7 +582,7 @@ class HostedRun:
             await stores.journal.shorten(run.id, short, epoch=run.epoch)
         if payloads := self._waiting_payloads():
             await stores.payloads.put(run.id, payloads, epoch=run.epoch)
-        if is_over and (self._has_asked or run.epoch > 1):
+        if is_over and (self._has_questions or run.epoch > 1):
             await stores.approvals.withdraw(run.id, run.epoch, now_ms=self._context.now_ms())
         if is_over and (self.token.cancellation is not None or run.epoch > 1):
             await stores.cancels.drop(run.id)
@@ -625,7 +625,7 @@ class HostedRun:
 
     async def waits_for(self, approval: ApprovalRecord) -> None:
         """Emit the approval request, and update the status."""
-        self._has_asked = True
+        self._has_questions = True
         self._asking = {id: self._asking.get(id) for id in self.asks}
         asking = running_call.get()
         self._asking[approval.id] = None if asking is None else asking.record

@@ -327,7 +327,7 @@ class RunIdConflict(RunIdTaken):
 
 
 BillState = Literal["unresolved", "unknown"]
-"""`unresolved` holds money until somebody resolves it; `unknown` is a cost that is in no sum."""
+"""`unresolved` holds money until a person resolves it; `unknown` is a cost that is in no sum."""
 RunOrder = Literal["created", "cost"]
 """What a list of runs is sorted by, in descending order; runs of the same rank by age."""
 

@@ -1,8 +1,8 @@
 """Access tokens in the database: the record, its secret, and the port of the store.
 
 A secret is shown once, when the token is created. The database has a random salt and the SHA-256 of salt and secret, so
-that a copy of the database lets nobody in and two databases cannot be compared. A secret contains the id of its token:
-looking one up reads one row by its key. Knows nothing of HTTP, nor of the tokens in a server's environment.
+that a copy of the database grants no access and two databases cannot be compared. A secret contains the id of its
+token: looking one up reads one row by its key. Knows nothing of HTTP, nor of the tokens in a server's environment.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LastAdmin(Conflict):
 
 
 class TokenStore(Protocol):
-    """Tokens by id; none is ever removed, so that what a token did can be told from its id."""
+    """Tokens by id; none is ever removed, so that its id always identifies what it did."""
 
     async def add(self, token: TokenRecord, *, is_only: bool = False) -> TokenRecord:
         """Store a new token; the same one again changes nothing, another one of the same id is Conflict.

@@ -65,7 +65,7 @@ class TraceForwarder:
         self._stops: dict[int, tuple[Stop, str | None, CallPlace, bool]] = {}
         """Stops of ended calls whose `limit` has not been read yet: whose limit, where, and whether it arose there."""
         self._waiting: dict[int, tuple[str, float]] = {}
-        """What calls that wait have asked for, by number: the unit and the amount."""
+        """What waiting calls need, by number: the unit and the amount."""
         self._clock_offset_ms = clock_offset_ms
         """Event-log clock minus trace clock."""
         self._loop = asyncio.get_running_loop()
@@ -228,8 +228,8 @@ class TraceForwarder:
         if self._budgets is None:
             return
         waiting: dict[str, float] = {}
-        for unit, asked in self._waiting.values():
-            waiting[unit] = waiting.get(unit, 0) + asked
+        for unit, amount in self._waiting.values():
+            waiting[unit] = waiting.get(unit, 0) + amount
         for payload in self._budgets.events(self._node_of, waiting, at_once=at_once):
             self._log.append(*payload)
 

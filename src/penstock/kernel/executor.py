@@ -1,4 +1,4 @@
-"""What stands behind a node type.
+"""What runs the nodes of a type.
 
 An executor has `execute`, and `materialize` if others may link to it. It may declare its handles; what is declared is
 checked before a graph runs, what is not is open. The kernel calls executors by these names and knows nothing else of

@@ -87,7 +87,7 @@ class Frontier:
         return ready
 
     def fail(self, node: int) -> list[int]:
-        """`node` failed for good; the nodes that became ready. By default the rest goes on as far as it can."""
+        """`node` failed for good; the nodes that became ready. By default the others continue as far as they can."""
         return self.drop(node)
 
     def drop(self, node: int) -> list[int]:

@@ -258,7 +258,7 @@ def with_client_tools(agent: Agent, request: ClientRequest, context: FlowContext
 
 
 def client_output(error: ResultsOverdue) -> dict[str, Any]:
-    """Return the calls that nobody came back for as the output of the agent."""
+    """Return the calls whose results never came as the output of the agent."""
     return {"tool_calls": error.calls}
 
 

@@ -9,7 +9,8 @@ a word. Which run a request belongs to:
   their callbacks): that of who submits it
 - in code that a thread runs in a context of its own (worker threads of anyio and asgiref, `copy_context().run`,
   `Thread(context=…)`): that of this context, which may have another scope than the thread, or none
-- in a thread that takes work from a queue: the run of the code that started the thread, whoever put the work there
+- in a thread that takes work from a queue: the run of the code that started the thread, not that of
+  the code that put the work there
 - in a thread of `_thread.start_new_thread`, or one that is older than the block: none, and it is reported
 - in an item of an `InterpreterPoolExecutor` (Python 3.14): none, as in another process; it is left as it is, since what
   goes to another interpreter has to be shareable
@@ -17,7 +18,7 @@ a word. Which run a request belongs to:
 A pool's own threads have no scope before and after an item, even if the item was what started them. Who submits an item
 outside of any scope gets none inside.
 
-Nobody can see where an item of a queue comes from. A thread that takes it belongs to the run that started it: while
+Where an item of a queue comes from cannot be seen. A thread that takes it belongs to the run that started it: while
 that run is open it pays, and once it has ended, the requests are refused, also if another run is open by then. So work
 may be charged to the wrong run, but never to none. The other rule, to give such threads no scope, would let every
 worker loop of a program spend without a limit for a report; and what makes a loop a worker's cannot be seen either.

@@ -7,9 +7,9 @@ feeds its queue, and waits at the queue for ever. What all of them handle is a c
 by `asyncio.timeout`. So the task that entered the block is cancelled too, and when the cancel comes out of the block,
 it is taken back, and the run's own error is raised in its place.
 
-A task that stops its own run goes on: it may have something to tidy up, and its further calls are refused. A task that
-waits in a call of the run is left to that call, which raises the run's error right there. If the call ends between the
-cancel and the look at it, the task is interrupted a second time, on its way out of the block. A task that enters a
+A task that stops its own run continues: it may have something to tidy up, and its further calls are refused. A task
+that waits in a call of the run is left to that call, which raises the run's error right there. If the call ends between
+the cancel and the look at it, the task is interrupted a second time, on its way out of the block. A task that enters a
 block of a run that was stopped before is interrupted where it first waits. As with `asyncio.timeout`, a task is
 interrupted once: code that swallows the cancel and waits again waits for as long as it likes.
 

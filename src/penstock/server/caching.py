@@ -17,7 +17,7 @@ REVALIDATED: dict[int | str, dict[str, Any]] = {
 def revalidated(request: Request, body: BaseModel) -> Response:
     """Return a body as JSON with an `ETag`, or 304 to a client that has it.
 
-    It may be kept by the client of one user alone, and is asked about each time.
+    Only the client of one user may cache it, and it revalidates it each time.
     """
     content = body.model_dump_json().encode()
     tag = f'W/"{sha256(content).hexdigest()[:32]}"'

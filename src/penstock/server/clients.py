@@ -77,8 +77,8 @@ def network_of(address: str) -> str:
 class TokenThrottle:
     """Limits how often a client may present a wrong token: a bucket per address, refilled over a minute.
 
-    While a bucket is empty, tokens are not even compared, so that the answer does not depend on them: a guess cannot be
-    told from the right token. A token that was accepted from this address before is still accepted, so that a neighbour
+    While a bucket is empty, tokens are not even compared, so that the answer does not depend on them: a guess looks
+    like the right token. A token that was accepted from this address before is still accepted, so that a neighbour
     at the same address cannot lock its users out.
     """
 

@@ -504,7 +504,7 @@ class UnitShown(Shown):
     spent: float
     held: float
     unresolved: float
-    waiting: float = Field(description="What calls of this run that wait have asked for")
+    waiting: float = Field(description="What waiting calls of this run need")
     limit: float | None
     left: float | None
 
@@ -526,7 +526,7 @@ class BudgetList(Shown):
 
 
 class StopShown(Shown):
-    """Why a call was stopped: whose budget refused, what was asked for and what was held; null where unknown."""
+    """Why a call was stopped: whose budget refused, the amount requested and the amount held; null where unknown."""
 
     reason: StopReason
     message: str
@@ -777,7 +777,7 @@ class LastMessage(Shown):
 class ChatListed(ChatShown):
     """A chat in a list."""
 
-    last: LastMessage | None = Field(description="Null if nothing has been said")
+    last: LastMessage | None = Field(description="Null if the chat has no messages")
 
     @classmethod
     def with_last(cls, record: ChatRecord, preview: ChatPreview | None) -> ChatListed:

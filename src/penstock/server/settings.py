@@ -74,7 +74,7 @@ class ServerSettings:
     """Interval at which an idle stream sends a heartbeat, and at which the expiry of its token is checked."""
     ready_timeout_s: float = 2.0
     retry_grace_s: float = 2.0
-    """How long a run goes on after its /v1 client disconnected, for the client to repeat the request; then it is
+    """How long a run continues after its /v1 client disconnected, for the client to repeat the request; then it is
     cancelled."""
     client_tools_wait_s: float = 120.0
     """How long a run waits for the results of its client's tools; results that come later start a new run."""

@@ -77,7 +77,7 @@ class Payloads:
             if isinstance(value, PayloadSource):
                 value = value._payload()
             return self._newest(value) if isinstance(value, Messages) else self._bounded(value)[0]
-        except Exception as error:  # whatever an object does while it is read, the call goes on
+        except Exception as error:  # whatever an object does while it is read, the call continues
             return f"<not recorded: {type(error).__name__} while reading {type(value).__name__}>"
 
     def _newest(self, given: Messages) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What is written down while a run goes on.
+"""What is recorded while a run is in progress.
 
 The hot path writes one `CallRecord` when a call begins and fills in its second half when the call ends; everything that
 people read (events, nodes, stats, trees) is a view computed from these when it is read. Two rules make that safe

@@ -21,11 +21,11 @@ def answer(**fields: str) -> Say:
 
 def react(request: WireRequest) -> Say:
     """Play a model that calls the first tool of a `ReAct` once, and answers after its result."""
-    said = str(request.fields.get("messages") or request.fields.get("input"))
-    if "next_tool_name" not in said:
+    prompt = str(request.fields.get("messages") or request.fields.get("input"))
+    if "next_tool_name" not in prompt:
         return answer(reasoning="none", answer="dams")
-    tools = re.findall(r"\(1\) (\w+)", said)
-    name, args = ("finish", "{}") if "observation_0" in said else (tools[0], '{"query": "dams"}')
+    tools = re.findall(r"\(1\) (\w+)", prompt)
+    name, args = ("finish", "{}") if "observation_0" in prompt else (tools[0], '{"query": "dams"}')
     return answer(next_thought="none", next_tool_name=name, next_tool_args=args)
 
 

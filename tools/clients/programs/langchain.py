@@ -28,16 +28,16 @@ for responses in (False, True):
     )
     for streamed in (False, True):
         bound = model.bind_tools([weather])
-        asked = [HumanMessage("How is the weather?")]
+        messages = [HumanMessage("How is the weather?")]
         if streamed:
             first = None
-            for chunk in bound.stream(asked):
+            for chunk in bound.stream(messages):
                 first = chunk if first is None else first + chunk
         else:
-            first = bound.invoke(asked)
+            first = bound.invoke(messages)
         results = [ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"]) for call in first.tool_calls]
         assert len(results) == 1, first
-        answer = bound.invoke([*asked, first, *results])
+        answer = bound.invoke([*messages, first, *results])
         assert "sunny in Rome" in str(answer.content), answer
         print(f"bound tools, {api}, {'streamed' if streamed else 'whole'}")
     for method in ("json_schema", "function_calling") if not responses else ("json_schema",):

@@ -77,7 +77,7 @@ class Head(Mapping[str, str]):
         return self._fields[name.lower()]
 
     def __contains__(self, name: object) -> bool:
-        # Most requests are asked for one header that they do not have: they are not parsed for it.
+        # Most look-ups are for a header that the request does not have: it is not parsed for them.
         found = isinstance(name, str) and name.lower().encode() in self._raw.lower()
         return found and name.lower() in self._fields  # type: ignore[attr-defined]  # it is a string
 

@@ -27,7 +27,7 @@ _END = object()
 
 
 class Outgoing:
-    """A request as the transport is asked to send it."""
+    """A request as the transport receives it."""
 
     def __init__(self, request: Any) -> None:
         url = urlsplit(request.url)

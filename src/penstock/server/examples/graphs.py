@@ -10,7 +10,7 @@ from typing import Any
 EXAMPLES = {
     "assistant": "A chat with one agent",
     "pipeline": "Two agents in a row: one finds out, one writes up",
-    "publish": "A draft that somebody has to approve",
+    "publish": "A draft that a person has to approve",
 }
 """Display names of the example graphs, by graph id."""
 

@@ -1,9 +1,9 @@
 """Requests that clients repeat by themselves after a lost connection: they get the run that is there.
 
-A client's SDK repeats a request that got no answer. The run of a lost request goes on for a moment (`grace_s`); if the
-same user sends the same request in that time, that request follows the run, and nothing is paid twice. Otherwise the
-run is cancelled. Requests that several clients send at once are separate, however equal they are: only a request that
-was lost is taken up, or one still under way if the SDK says that it repeats it (`x-stainless-retry-count`).
+A client's SDK repeats a request that got no answer. The run of a lost request continues for a moment (`grace_s`); if
+the same user sends the same request in that time, that request follows the run, and nothing is paid twice. Otherwise
+the run is cancelled. Requests that several clients send at once are separate, however equal they are: only a request
+that was lost is taken up, or one still under way if the SDK says that it repeats it (`x-stainless-retry-count`).
 
 In memory, for one process: across several, `Idempotency-Key` names the run.
 """

@@ -314,11 +314,11 @@ class RunHandle:
 
     async def _waits_for_a_person(self, answer: AnswerBuilder) -> bool:
         """Whether a question of the answer so far is open now: events may be older than the answer to it."""
-        asked = {question.id for question in answer.waiting.questions}
-        if not asked:
+        questions = {question.id for question in answer.waiting.questions}
+        if not questions:
             return False
         waiting = await self.service.stores.approvals.list(run_id=self.run.id, states=WAITING)
-        return any(approval.id in asked for approval in waiting)
+        return any(approval.id in questions for approval in waiting)
 
     async def result(self) -> tuple[AnswerBuilder, Ended | ClientCalls | QuestionsChanged]:
         """Wait for the end of the answer; return the answer, and its end: the run's, calls, or open questions."""
@@ -566,12 +566,12 @@ async def _deliver(request: RunRequest, pending: PendingCalls) -> RunHandle | No
 
 async def _handle_after(request: RunRequest, pending: PendingCalls) -> RunHandle:
     """Return the run as it answers the results."""
-    asked = [
+    rounds = [
         approval.id
         for approval in await request.service.stores.approvals.list(run_id=pending.run.id, limit=1_000)
         if _is_for_client(approval)
     ]
-    return replace(_handle(request, pending.run), rounds=asked.index(pending.approval.id) + 1)
+    return replace(_handle(request, pending.run), rounds=rounds.index(pending.approval.id) + 1)
 
 
 async def rounds_of(service: Service, run_id: str) -> int:
@@ -589,12 +589,12 @@ def _why_no_turn(run: RunRecord, graph: ModelGraph) -> str:
 
 
 def _handle(request: RunRequest, run: RunRecord) -> RunHandle:
-    asked = request.body.penstock
+    extension = request.body.penstock
     return RunHandle(
         request.service,
         run,
         request.graph.answering,
-        own_limits=frozenset(asked.limits or ()),
+        own_limits=frozenset(extension.limits or ()),
         uses_history=request.graph.is_conversational,
         is_named=request.run_id is not None,
     )

@@ -66,7 +66,7 @@ SERVER_SETTINGS: dict[str, tuple[Section, str, str]] = {
     "max_attachment_bytes": ("requests", "Size of an attachment", ""),
     "max_mcp_sessions": ("requests", "MCP sessions", ""),
     "max_mcp_sessions_per_user": ("requests", "MCP sessions of each user", ""),
-    "retry_grace_s": ("requests", "How long a run goes on after its /v1 client disconnected", ""),
+    "retry_grace_s": ("requests", "How long a run continues after its /v1 client disconnected", ""),
     "client_tools_wait_s": ("requests", "How long a run waits for the tools of its client", ""),
 }
 """Those of the server; the others bound what a single request may cost, and cannot be set from the command line."""

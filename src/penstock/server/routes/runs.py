@@ -211,7 +211,7 @@ async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user
     """Settle an unresolved bill of an ended run at what its call really cost, which may be more than its hold.
 
     The event `bill.resolved` records who did it. 409 if the run has no such bill, it was resolved already, or the run
-    goes on.
+    has continued.
     """
     await _own(service, run_id, user)
     note(call_id=body.call_id, cost_usd=str(body.cost_usd))

@@ -105,7 +105,7 @@ class SqlApprovalStore(SqlStore):
     def _decode_or_mark(self, row: Row) -> ApprovalRecord:
         """Decode a row; one that cannot be decoded is shown as withdrawn, with the reason as its question.
 
-        Nobody can answer it: what would be approved is not known. A run that waits for it goes on as if it were
+        It cannot be answered: what would be approved is not known. A run that waits for it continues as if it were
         rejected.
         """
         try:
@@ -135,7 +135,7 @@ class SqlApprovalStore(SqlStore):
             if _canonical(known) == _canonical(after):
                 return known
             if known.question.startswith(codec.UNREADABLE):
-                # Nobody can answer it: its run learns that, and goes on as after a rejection.
+                # It cannot be answered: its run is notified, and continues as after a rejection.
                 await transaction.run(CLOSE, now_ms, known.id)
                 transaction.notify(_topic(known.id))
                 return known

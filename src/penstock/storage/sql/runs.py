@@ -252,7 +252,7 @@ class SqlRunStore(SqlStore):
                     return None
                 try:
                     return _decode(row)
-                except StoreCorrupt as error:  # nobody can work on it; the next run can still be claimed
+                except StoreCorrupt as error:  # no worker can run it; the next run can still be claimed
                     await self._fail(transaction, row[ID], error, now_ms)
             return None
 

@@ -193,8 +193,8 @@ def _plan(behaviour: Behaviour, latency_s: float) -> _Plan:
             return _Plan("answered", taken, given, wait_s, cost, text, "truth")
         case NoUsage(text, taken, given):
             return _Plan("answered without usage", taken, given, latency_s, text=text)
-        case LieAboutUsage(said_input, said_output, taken, given, text):
-            return _Plan("lied about usage", taken, given, latency_s, None, text, (said_input, said_output))
+        case LieAboutUsage(reported_input, reported_output, taken, given, text):
+            return _Plan("lied about usage", taken, given, latency_s, None, text, (reported_input, reported_output))
         case FailAfterBilling(error, taken, given):
             return _Plan("failed after billing", taken, given, latency_s, raises=error)
         case ServerError(status, True, taken, given):

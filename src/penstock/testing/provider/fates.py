@@ -166,8 +166,8 @@ def _translated(
             return Say(text, (), given, taken, cost_usd, latency_s=latency_s)
         case NoUsage(text, taken, given):
             return Say(text, (), given, taken, usage="absent")
-        case LieAboutUsage(said_input, said_output, taken, given, text):
-            return Say(text, (), given, taken, usage=(said_input, said_output))
+        case LieAboutUsage(reported_input, reported_output, taken, given, text):
+            return Say(text, (), given, taken, usage=(reported_input, reported_output))
         case FailAfterBilling(_, taken, given):
             return Say("", (), given, taken, then=Cut())
         case ServerError(status, True, taken, given):

@@ -274,8 +274,8 @@ class AnswerBuilder:
             if event.data.get("idle") is True:
                 yield Idle()
         elif event.type in QUESTION_EVENTS:
-            asked = self._client_asked(event)
-            yield from self._update_questions(event) if asked is None else asked
+            calls = self._client_calls(event)
+            yield from self._update_questions(event) if calls is None else calls
         elif event.type == "run.resumed":
             self._repetition = Repetition(self._whole()) if self._items else None
         elif event.type in STATUS_OF:
@@ -292,7 +292,7 @@ class AnswerBuilder:
         tokens = int(data.get("tokens_in") or 0), int(data.get("tokens_out") or 0)
         self._spent[-1] = self._spent[-1].plus(Spent(*tokens, float(cost or 0), int(cost is None)))
 
-    def _client_asked(self, event: HostedEvent) -> list[AnswerPiece] | None:
+    def _client_calls(self, event: HostedEvent) -> list[AnswerPiece] | None:
         """Return the calls that an event puts to the client, if any; None if the event is about other questions."""
         if event.type == "approval.requested":
             approval = event.data.get("approval")

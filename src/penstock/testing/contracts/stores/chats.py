@@ -80,8 +80,8 @@ class ChatStoreContract(StoreContract):
         await stores.chats.create(a_chat("1", title="Dams of 100%_!", graph_id="g", updated_ms=1))
         await stores.chats.create(a_chat("2", title="Privet", graph_id="h", updated_ms=2))
         await stores.chats.create(a_chat("3", title="", owner="bob", graph_id="h", updated_ms=3))
-        said = [a_message("m", None, "How HIGH\nis the dam?"), a_message("n", "m", "Привет, “мир”\u0000")]
-        await stores.chats.add_messages("2", said, now_ms=2)
+        messages = [a_message("m", None, "How HIGH\nis the dam?"), a_message("n", "m", "Привет, “мир”\u0000")]
+        await stores.chats.add_messages("2", messages, now_ms=2)
         await stores.chats.add_messages("3", [a_message("m", None, "a dam of bob's")], now_ms=3)
         expected = {
             "dam": "321", "DAM": "321", "high is": "2", "  high   is ": "2", "привет": "2", "Привет": "2", "мир": "2",
@@ -319,8 +319,8 @@ class ChatStoreContract(StoreContract):
     @fresh
     async def test_an_answer_that_was_being_written_is_finished_once(self, stores: StoreBundle) -> None:
         await stores.chats.create(a_chat())
-        asked, writing = a_message("q"), a_message("a", "q", "", state="writing", run_id="r")
-        await stores.chats.add_messages("c", [asked, writing], now_ms=1)
+        question, writing = a_message("q"), a_message("a", "q", "", state="writing", run_id="r")
+        await stores.chats.add_messages("c", [question, writing], now_ms=1)
         data = {"state": "complete", "cost_usd": "0.1"}
         done = await stores.chats.finish_message("c", "a", "hello\x00", data, now_ms=2)
         assert done == replace(writing, content="hello\x00", data=data)
@@ -334,7 +334,7 @@ class ChatStoreContract(StoreContract):
         ):
             with raises(Conflict):
                 await stores.chats.finish_message("c", "a", content, other, now_ms=3)
-        assert list((await stores.chats.messages("c"))[0]) == [asked, done]
+        assert list((await stores.chats.messages("c"))[0]) == [question, done]
 
     @fresh
     async def test_only_an_answer_being_written_can_be_finished(self, stores: StoreBundle) -> None:

@@ -76,7 +76,7 @@ class TokenStoreContract(StoreContract):
     async def test_the_last_admin_is_kept_if_requested(self, stores: StoreBundle) -> None:
         assert not await stores.tokens.has_admin()
         await stores.tokens.add(a_token("k", kind="gateway", role="admin"))
-        assert not await stores.tokens.has_admin(), "a gateway key is nobody's admin"
+        assert not await stores.tokens.has_admin(), "a gateway key is no admin"
         for id, fields in {"a": {}, "b": {}, "old": {"expires_ms": 1_500}}.items():
             await stores.tokens.add(a_token(id, role="admin", **fields))
         await stores.tokens.revoke("a", by="b", now_ms=2_000, keep_admin=True)
