@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import pytest
+
+from penstock.agents.scripted import ScriptedModel
+from penstock.cli.app import invoke
+from penstock.hosting.figures import MAX_LABELS, OTHER, RunFigures
+from penstock.runtime.billing.usage import Usage
 from penstock.server.metrics import Metrics
+from penstock.testing.clock import ManualClock
+from tests.hosting.graphs import graph
 from tests.server.served import ECHO, served
 
 COMMENT = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*) (.+)")
@@ -147,6 +159,109 @@ def test_host_totals_have_named_metrics_in_base_units() -> None:
     assert families["penstock_run_seconds"].kind == "summary"
     shown = {dict(labels)["of"] for _, labels in families["penstock_host_total"].samples}
     assert shown == {"submitted", "completed"}, "what has a name of its own is not shown twice"
+
+
+SPENDING = graph(("in", "input", {}), ("read", "llm-completion", {"model": "m"}), edges="in>read")
+
+
+async def test_runs_are_counted_by_graph_and_calls_by_model() -> None:
+    usage = Usage.of(cost_usd="0.25", input_tokens=3, output_tokens=2)
+    model = ScriptedModel(["fine", ValueError("broken")], name="gpt-x", usage=usage)
+    async with served(models={"m": model}) as server, server.client("root") as root:
+        await server.save("reader", SPENDING)
+        await server.save("echo", ECHO)
+        for graph_id in ("reader", "reader", "echo"):
+            run = (await root.post("/api/runs", json={"graph_id": graph_id, "input": "x"})).json()
+            await server.host.wait(run["id"])
+            await root.get(f"/api/runs/{run['id']}")
+        families = parsed((await root.get("/metrics")).text)
+    assert value(families, "penstock_graph_runs_total", graph="reader", status="completed") == 1
+    assert value(families, "penstock_graph_runs_total", graph="reader", status="failed") == 1
+    assert value(families, "penstock_graph_runs_total", graph="echo", status="completed") == 1
+    assert value(families, "penstock_graph_cost_usd_total", graph="reader") == 0.25
+    assert value(families, "penstock_graph_tokens_total", graph="reader", direction="input") == 3
+    assert value(families, "penstock_model_calls_total", model="gpt-x") == 2
+    assert value(families, "penstock_model_failures_total", model="gpt-x") == 1
+    assert value(families, "penstock_model_cost_usd_total", model="gpt-x") == 0.25
+    assert value(families, "penstock_model_tokens_total", model="gpt-x", direction="output") == 2
+
+
+HOSTILE = (
+    'x"} 1\npenstock_runs_cost_usd_total 1e9\n#',
+    "a\\",
+    "\x1b[31mred",
+    "\u202egnp.exe",
+    "\u2028\r\x85",
+    "\ud800",
+    "",
+    "x" * 5_000,
+)
+
+
+def test_names_of_graphs_and_models_cannot_break_the_metrics_or_grow_without_end() -> None:
+    runs = RunFigures()
+    for name in (*HOSTILE, *(f"model {number}" for number in range(500))):
+        runs.by_model.add(name, {"calls": 1})
+        runs.by_graph.add(name, {"completed": 1, "cost_nanos": 5})
+    text = Metrics().text({}, runs)
+    families = parsed(text)
+    text.encode("utf-8")
+    assert "penstock_runs_cost_usd_total" not in families
+    calls = families["penstock_model_calls_total"].samples
+    assert len(calls) == MAX_LABELS + 1
+    assert sum(calls.values()) == len(HOSTILE) + 500
+    assert value(families, "penstock_model_calls_total", model=OTHER) == len(HOSTILE) + 500 - MAX_LABELS
+    assert all(char.isprintable() or char == "\n" for char in text)
+
+
+async def test_scraping_ten_times_a_second_counts_runs_once_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    async with served(clock=clock) as server, server.client("root") as root:
+        count, counted = server.stores.runs.count, 0
+
+        async def counting(**given: Any) -> int:
+            nonlocal counted
+            counted += given.get("owner") is None and given.get("statuses") == ("completed",)
+            return await count(**given)
+
+        monkeypatch.setattr(server.stores.runs, "count", counting)
+        for _ in range(100):
+            assert (await root.get("/metrics")).status_code == 200
+            clock.advance(0.1)
+        assert counted == 2
+
+
+async def test_the_dashboard_names_only_metrics_that_exist(penstock_dashboard: dict[str, Any]) -> None:
+    usage = Usage.of(cost_usd="0.25", input_tokens=3, output_tokens=2)
+    async with (
+        served(models={"m": ScriptedModel(["fine"], usage=usage)}) as server,
+        server.client("root") as root,
+    ):
+        await server.save("reader", SPENDING)
+        run = (await root.post("/api/runs", json={"graph_id": "reader", "input": "x"})).json()
+        await server.host.wait(run["id"])
+        families = parsed((await root.get("/metrics")).text)
+    exposed = {name: {key for _, labels in one.samples for key, _ in labels} for name, one in families.items()}
+    queries = [target["expr"] for panel in penstock_dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 20
+    for query in queries:
+        names = re.findall(r"penstock_\w+", query)
+        assert names
+        grouped = {label for found in re.findall(r"by \(([^)]*)\)", query) for label in found.split(", ")}
+        for name in names:
+            family = name.removesuffix("_bucket")
+            assert family in exposed, query
+            assert not exposed[family] or grouped <= exposed[family] | {"le"}, query
+
+
+@pytest.fixture
+def penstock_dashboard() -> dict[str, Any]:
+    """The dashboard as `penstock grafana` prints it."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert invoke(["grafana"]) == 0
+    dashboard: dict[str, Any] = json.loads(out.getvalue())
+    return dashboard
 
 
 def test_unknown_totals_are_labelled_and_break_nothing() -> None:

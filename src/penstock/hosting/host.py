@@ -32,6 +32,7 @@ from penstock.hosting.admission import MAX_WAITING, Admission, CheckRoom, Overlo
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
 from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
 from penstock.hosting.day_budgets import DayBudget, budgets_of_day, stored_budgets, stored_usage
+from penstock.hosting.figures import RunFigures
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock
 from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.limits import NO_CEILINGS, HostSettings, RunLimits
@@ -212,6 +213,11 @@ class RunHost:
     def now_ms(self) -> int:
         """Return the current time on the clock that stamps runs, events and approvals."""
         return self._context.now_ms()
+
+    @property
+    def figures(self) -> RunFigures:
+        """Counters of this host by graph and by model, since it was created."""
+        return self._context.figures
 
     @property
     def executors(self) -> ExecutorRegistry:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from penstock import logs
 from penstock.clock import Clock
+from penstock.hosting.figures import RunFigures
 from penstock.hosting.forking import inputs_of
 from penstock.hosting.limits import HostSettings
 from penstock.hosting.ports import ENDED, GraphRecord, HostStores, RunRecord
@@ -83,6 +84,8 @@ class HostContext:
     counted: Counter[str] = field(default_factory=Counter)
     """Counters of this host since its start, for metrics."""
 
+    figures: RunFigures = field(default_factory=RunFigures)
+    """Counters of this host by graph and by model."""
     graphs: dict[tuple[str, int], GraphPlan] = field(default_factory=dict)
     """Cache of recently read graphs, by id and version."""
     accounts: dict[str, bool] = field(default_factory=dict)
@@ -128,6 +131,7 @@ class HostContext:
         counted["tokens_out"] += max(0, left.tokens_out - before.tokens_out)
         counted["unknown_costs"] += max(0, left.unknown_costs - before.unknown_costs)
         counted[left.status] += 1
+        self.figures.take_run(before, left)
         if left.status in ENDED:
             ended_ms = left.ended_ms or 0
             counted[f"ended:{left.status}:{left.stop_reason or ''}"] += 1

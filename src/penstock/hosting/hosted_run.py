@@ -360,6 +360,7 @@ class HostedRun:
             budgets=budgets,
             payloads=self._payloads,
             spending=self._spending,
+            figures=host.figures,
         )
         forwarder.open()
         chat_id, services = run.origin.get("chat_id"), self._services(durable, prepared)

@@ -26,6 +26,7 @@ from penstock.hosting.event_data import (
     unpriced_event,
 )
 from penstock.hosting.event_writer import EventWriter
+from penstock.hosting.figures import RunFigures
 from penstock.hosting.payloads import PayloadRecorder
 from penstock.hosting.spending import SpendingTally
 from penstock.ids import call_number
@@ -51,6 +52,7 @@ class TraceForwarder:
         budgets: BudgetReporter | None = None,
         payloads: PayloadRecorder | None = None,
         spending: SpendingTally | None = None,
+        figures: RunFigures | None = None,
     ) -> None:
         self._graph = graph
         self._log = log
@@ -58,6 +60,7 @@ class TraceForwarder:
         self._budgets = budgets
         self._payloads = payloads
         self._spending = spending
+        self._figures = figures
         self._places: dict[int, CallPlace] = {}
         """Places of the calls in progress, by number: a call finds that of its parent here."""
         self._stops_below: dict[int, Stop] = {}
@@ -154,6 +157,8 @@ class TraceForwarder:
                 at_ns, place = entry.at_ns + graph.wall_offset_ns, self._place_of(entry.call)
                 if self._spending is not None:
                     self._spending.take_late(place.node_id, entry)
+                if self._figures is not None:
+                    self._figures.take_late(entry)
                 self._pending.append((call_settled(place, entry), at_ns // 1_000_000))
             elif isinstance(entry, SafetyTrace) and (payload := unpriced_event(entry)) is not None:
                 self._pending.append((payload, entry.at_ms))
@@ -177,6 +182,8 @@ class TraceForwarder:
         below = self._stops_below.pop(number, None)
         if self._spending is not None and not place.replayed:
             self._spending.take(place.node_id, call)
+        if self._figures is not None and call.kind == "llm" and not place.replayed:
+            self._figures.take_call(call)
         if self._payloads is not None and call.payload is not None:
             self._payloads.take(self._graph, call)
         if stop is None:

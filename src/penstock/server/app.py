@@ -33,6 +33,7 @@ from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
 from penstock.server.routes import admin, approvals, audit, graphs, meta, money, run_views, runs, stream, tokens
 from penstock.server.routes import chats as conversations
+from penstock.server.run_counts import RunCounts
 from penstock.server.schemas import ErrorShown
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
@@ -70,8 +71,9 @@ def create_app(
     metrics = Metrics()
     checker = GraphChecker(host.executors, host.services)
     stored = StoredTokens(stores.tokens, clock)
+    counts = RunCounts(stores.runs, clock)
     streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
-    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock, ui, stored)
+    state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock, ui, stored, counts)
     app = DescribedApp(
         title=TITLE,
         description=DESCRIPTION,

@@ -1,6 +1,7 @@
 """The server's counters, in Prometheus text format.
 
-Labels are routes of the access table, methods and statuses, so the number of series is bounded. A total of the host has
+Labels are routes of the access table, methods and statuses, and a bounded number of graphs and models, so the number of
+series is bounded. A total of the host has
 a metric name of its own, in base units, if `FIGURES` lists it; any other total is labelled with its key.
 """
 
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
+
+from penstock.hosting import ports
+from penstock.hosting.figures import RunFigures
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -66,6 +70,31 @@ HOST_HELP: Mapping[str, str] = {
 """Help texts of the host's gauges."""
 
 
+DIRECTIONS = (("tokens_in", {"direction": "input"}), ("tokens_out", {"direction": "output"}))
+LABELLED: Mapping[str, Sequence[tuple[str, str, Sequence[tuple[str, Labels]], int]]] = {
+    "graph": (
+        (
+            "penstock_graph_runs_total",
+            "Runs ended, by graph and status",
+            [(one, {"status": one}) for one in sorted(ports.ENDED)],
+            1,
+        ),
+        ("penstock_graph_run_seconds_total", "Total duration of ended runs", [("took_ms", NO_LABELS)], 1_000),
+        ("penstock_graph_cost_usd_total", "Cost of runs in US dollars", [("cost_nanos", NO_LABELS)], 1_000_000_000),
+        ("penstock_graph_tokens_total", "Tokens used by runs", DIRECTIONS, 1),
+    ),
+    "model": (
+        ("penstock_model_calls_total", "Model calls that have ended", [("calls", NO_LABELS)], 1),
+        ("penstock_model_failures_total", "Model calls that failed or were stopped", [("failed", NO_LABELS)], 1),
+        ("penstock_model_call_seconds_total", "Total duration of model calls", [("took_us", NO_LABELS)], 1_000_000),
+        ("penstock_model_cost_usd_total", "Cost of calls in US dollars", [("cost_nanos", NO_LABELS)], 1_000_000_000),
+        ("penstock_model_tokens_total", "Tokens used by model calls", DIRECTIONS, 1),
+        ("penstock_model_unknown_costs_total", "Calls of unknown cost", [("unknown_costs", NO_LABELS)], 1),
+    ),
+}
+"""Metrics by graph and by model: name, help, counters with their labels, and how many counts make one unit."""
+
+
 class Metrics:
     """Counters of one server; used on its event loop only."""
 
@@ -88,9 +117,10 @@ class Metrics:
         buckets[next((at for at, edge in enumerate(BUCKETS_S) if seconds <= edge), len(BUCKETS_S))] += 1
         self._seconds[route] += seconds  # type: ignore[assignment]
 
-    def text(self, host: Mapping[str, object]) -> str:
-        """Render all metrics, together with the figures of the host."""
-        return "\n".join([*self._http(), *self._histogram(), *_host_lines(host)]) + "\n"
+    def text(self, host: Mapping[str, object], runs: RunFigures | None = None) -> str:
+        """Render all metrics, together with the figures of the host, and of its runs by graph and model."""
+        labelled = _labelled(runs or RunFigures())
+        return "\n".join([*self._http(), *self._histogram(), *_host_lines(host), *labelled]) + "\n"
 
     def _http(self) -> Iterator[str]:
         rows = (
@@ -157,6 +187,20 @@ def _totals(totals: Mapping[str, float]) -> Iterator[str]:
         yield from (f"# HELP {SECONDS} {HELP[SECONDS]}", f"# TYPE {SECONDS} summary")
         yield from (f"{SECONDS}_sum {_in_units(totals[TOOK_KEY], 1_000)}", f"{SECONDS}_count {ended}")
     yield from _by_key("total", "counter", "Other totals of this host, by key", rest)
+
+
+def _labelled(runs: RunFigures) -> Iterator[str]:
+    """Render the figures by graph and by model; both have a bounded number of names."""
+    for family, figures in (("graph", runs.by_graph), ("model", runs.by_model)):
+        found = list(figures.items())
+        for name, what, columns, per_unit in LABELLED[family]:
+            rows = [
+                ({family: label, **labels}, _in_units(counts.get(key, 0), per_unit))
+                for label, counts in found
+                for key, labels in columns
+                if counts.get(key, 0) or not labels
+            ]
+            yield from _series(name, "counter", what, rows)
 
 
 def _in_units(count: float, per_unit: int) -> object:

@@ -18,6 +18,7 @@ from penstock.server.errors import ApiError, not_found
 from penstock.server.graph_check import GraphChecker
 from penstock.server.metrics import Metrics
 from penstock.server.readiness import Readiness
+from penstock.server.run_counts import RunCounts
 from penstock.server.schemas import AN_ID
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams
@@ -49,6 +50,7 @@ class ServerState:
     clock: Clock
     ui: UiFiles
     tokens: StoredTokens
+    run_counts: RunCounts
     trees: TreeCache = field(default_factory=TreeCache)
 
     async def must_run(

@@ -6,13 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from html import escape
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from penstock.hosting.ports import RunStatus, StoreUnavailable
 from penstock.kernel.values import STANDARD_CONVERSIONS
 from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.api_page import api_page
@@ -71,8 +70,8 @@ async def ready(request: Request, service: Service) -> Readiness:
 async def metrics(service: Service) -> Response:
     """Return the server's metrics in Prometheus text format."""
     unreadable = Counter(row.table for row in service.stores.faults.rows)
-    figures = {**service.host.stats(), "runs": await _runs_by_status(service), "unreadable_rows": unreadable}
-    return Response(service.metrics.text(figures), headers={"Content-Type": CONTENT_TYPE})
+    figures = {**service.host.stats(), "runs": await service.run_counts.read(), "unreadable_rows": unreadable}
+    return Response(service.metrics.text(figures, service.host.figures), headers={"Content-Type": CONTENT_TYPE})
 
 
 @router.get("/api/me")
@@ -211,14 +210,6 @@ client.chat.completions.create(
 <tr><td><code>/health</code></td><td>whether the process runs; <code>/ready</code>: whether its stores work</td></tr>
 </table></body></html>
 """
-
-
-async def _runs_by_status(service: ServerState) -> dict[str, int]:
-    """Count runs by status; empty while the store is unavailable, when the other metrics are still needed."""
-    try:
-        return {status: await service.stores.runs.count(statuses=(status,)) for status in get_args(RunStatus)}
-    except StoreUnavailable:
-        return {}
 
 
 def _models(service: ServerState, offered: Mapping[str, Any]) -> list[ModelShown]:
