@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -174,3 +175,44 @@ def test_keys_never_appear_in_an_answer(served: Served) -> None:
         answer = httpx.post(served.url + path, json=CHAT, headers=BEARER)
         assert PROVIDER_KEY not in answer.text + str(answer.headers)
         assert KEY not in answer.text
+
+
+def test_client_that_stops_reading_is_cut_and_its_hold_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_side, "IDLE_S", 0.2)
+    with FakeProviderServer(script=[Say("word", then=Endless())]) as provider:  # noqa: SIM117
+        with gateway(provider, max_cost_usd=1_000) as served:
+            body = json.dumps({**CHAT, "max_tokens": 50_000_000, "stream": True}).encode()
+            host, port = served.url.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port))) as reader:
+                reader.sendall(
+                    f"POST /openai/v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {KEY}\r\n"
+                    f"content-length: {len(body)}\r\n\r\n".encode()
+                    + body
+                )
+                provider.wait_until(lambda: provider.disconnects)
+                provider.wait_until(lambda: served.run.balance.held_nanos == 0)
+    balance = served.run.balance
+    assert balance.spent_nanos + balance.unresolved_nanos > 0
+
+
+def test_body_that_does_not_arrive_is_refused_and_holds_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_side, "BODY_S", 0.1)
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(
+            f"POST /openai/v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {KEY}\r\n"
+            "content-length: 100\r\n\r\n{".encode()
+        )
+        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+    assert served.run.balance.attempts == 0
+
+
+def test_fault_of_the_gateway_itself_is_an_error_in_the_shape_of_the_wire(
+    provider: FakeProviderServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gateway(provider, {"models": (5,)}) as served:  # no pattern, so that looking for a match raises
+        answer = post(served)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "TypeError" in caplog.text

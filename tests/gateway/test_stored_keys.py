@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -23,12 +24,14 @@ from penstock.gateway.loopback import serving
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
 from penstock.gateway.upstreams import Connections, upstreams_in
 from penstock.hosting.durability import day_of
+from penstock.money import format_usd
 from penstock.server.tokens import create_token
 from penstock.storage import Stores, open_stores
 from penstock.testing.clock import ManualClock
 from penstock.testing.provider import FakeProviderServer, Say
 from tests.forked import Program
 from tests.gateway.conftest import environment
+from tests.server.served import served
 
 CHAT: dict[str, Any] = {"model": "fake-1", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 50}
 DAY_S = 86_400
@@ -228,24 +231,48 @@ def _message(answer: httpx2.Response) -> str:
 
 
 @pytest.mark.usefixtures("forks")
-def test_command_serves_a_key_that_is_created_while_it_runs(provider: FakeProviderServer, tmp_path: Path) -> None:
+@pytest.mark.requirement("X-12")
+@pytest.mark.parametrize(("command", "below"), [(("gateway",), ""), (("serve", "--gateway"), "/gateway")])
+def test_command_serves_a_key_that_is_created_while_it_runs(
+    provider: FakeProviderServer, tmp_path: Path, command: tuple[str, ...], below: str
+) -> None:
     db = f"sqlite:///{tmp_path}/team.db"
     env = {**os.environ, **environment(provider)}
     (tmp_path / "prices.py").write_text("from penstock import Price\nprices = {'fake-1': Price('3', '15')}\n")
     options = ["--db", db, "--port", "0", "--prices", "prices:prices"]
-    with Program(["-m", "penstock.cli", "gateway", *options], env=env, cwd=tmp_path) as server:
-        url = server.stderr.readline().split()[-1]
-        command = ["-m", "penstock.cli", "tokens", "create", "ann", "--gateway", "--daily", "0.001", "--db", db]
-        with Program(command, env=env, cwd=tmp_path) as created:
+    with Program(["-m", "penstock.cli", *command, *options], env=env, cwd=tmp_path) as server:
+        url = (server.stdout if below else server.stderr).readline().split()[-1] + below
+        create = ["-m", "penstock.cli", "tokens", "create", "ann", "--gateway", "--daily", "0.001", "--db", db]
+        with Program(create, env=env, cwd=tmp_path) as created:
             key, _ = created.communicate()
         headers = {"authorization": f"Bearer {key.strip()}"}
         with httpx2.Client() as client:
-            assert client.get(f"{url}/health").text == "ok\n"
+            assert client.get(f"{url}/health").status_code == 200
             statuses = [
                 client.post(f"{url}/openai/v1/chat/completions", json=CHAT, headers=headers).status_code
                 for _ in range(3)
             ]
+        listed = ["-m", "penstock.cli", "tokens", "list", "--gateway", "--json", "--db", db]
+        with Program(listed, env=env, cwd=tmp_path) as listing:
+            (row,), _ = json.loads(listing.communicate()[0]), listing.wait()
         server.send_signal(signal.SIGTERM)
         _, err = server.communicate()
     assert (server.wait(), statuses) == (0, [200, 402, 402])
+    assert (row["daily"], row["spent today"]) == ("$0.001", format_usd(provider.invoice.total_nanos))
     assert "Traceback" not in err
+
+
+async def test_server_answers_below_its_path_and_has_no_gateway_by_default() -> None:
+    for gateway, status in ((None, 404), (_teapot, 418)):
+        async with served(gateway=gateway) as server, server.client("root") as root:
+            for path in ("/gateway", "/gateway/", "/gateway/openai/v1/models"):
+                assert (await root.get(path)).status_code == status
+            assert (await root.get("/gatewayed")).status_code == 404
+            assert (await root.get("/api/me")).status_code == 200
+            assert ('route="/gateway"' in (await root.get("/metrics")).text) == (gateway is not None)
+
+
+async def _teapot(scope: Any, receive: Any, send: Any) -> None:
+    assert not scope["path"].startswith("/gateway")
+    await send({"type": "http.response.start", "status": 418, "headers": []})
+    await send({"type": "http.response.body", "body": b""})

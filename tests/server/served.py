@@ -115,6 +115,7 @@ async def served(
     clock: Clock = SYSTEM_CLOCK,
     prices: PriceBook | None = None,
     ui: UiFiles = NO_UI,
+    gateway: Any = None,
     **services: Any,
 ) -> AsyncGenerator[Served, None]:
     """A server with tokens for ann and bob (users), vera (viewer), root (admin) and past (an admin's that is over),
@@ -127,7 +128,8 @@ async def served(
     quick = host_settings or HostSettings(tick_s=0.05, drain_s=0)
     async with RunHost(stores, executors=executors, services=services, settings=quick, prices=prices) as host:
         chats = ChatService(host, stores.chats)
-        yield Served(create_app(host, chats, stores, settings, clock=clock, ui=ui), host, chats, stores, gate)
+        app = create_app(host, chats, stores, settings, clock=clock, ui=ui, gateway=gateway)
+        yield Served(app, host, chats, stores, gate)
 
 
 @asynccontextmanager

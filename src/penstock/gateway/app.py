@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from penstock import logs
-from penstock.gateway.client import Client, Gone, Receive, Send
+from penstock.gateway.client import Client, Gone, Receive, Send, Truncated
 from penstock.gateway.denials import denial_of
 from penstock.gateway.exchange import exchange_model_call, relay_free
 from penstock.gateway.grants import Keyring
@@ -22,6 +22,7 @@ from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
 from penstock.ids import new_run_id
 
 HEALTH = "/health"
+_logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -79,8 +80,13 @@ class Gateway:
             await self._serve(client, upstream, f"/{rest}" if rest else "")
         except Gone:
             return
+        except Truncated as truncated:  # an unfinished response makes the server close the connection
+            _logger.warning("the answer to a request to %s was cut: %s", name[:100], truncated)
         except BaseException as error:
             denied = denial_of(error, name)
+            if denied is None and isinstance(error, Exception):
+                _logger.exception("a request to %s failed", name[:100])
+                denied = Denied(500, "the gateway failed; its log has the reason", code="internal_error")
             if denied is None or client.has_begun:
                 raise
             logs.note(error=denied.code or None)

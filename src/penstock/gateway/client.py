@@ -19,6 +19,8 @@ Headers = list[tuple[bytes, bytes]]
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Maximum size of a request: images and sound travel in it."""
+BODY_S = 120.0
+"""How long a body may take to arrive."""
 IDLE_S = 300.0
 """How long a client may stop reading its answer before the answer is cut: its hold must end."""
 
@@ -53,10 +55,17 @@ class Client:
         return self.headers.get("user-agent", "")
 
     async def body(self) -> bytes:
-        """Receive the whole body; raise Denied if it is too large."""
+        """Receive the whole body; raise Denied if it is too large, or takes too long."""
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and len(declared) < 19 and int(declared) > MAX_BODY_BYTES:
             raise _too_large()
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await self._whole_body()
+        except TimeoutError:
+            raise Denied(408, f"the body did not arrive within {BODY_S:g} s", code="request_timeout") from None
+
+    async def _whole_body(self) -> bytes:
         body = bytearray()
         while True:
             message = await self._receive()
@@ -79,9 +88,12 @@ class Client:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body; waits while the client does not read, and raises TimeoutError after `IDLE_S`."""
-        async with asyncio.timeout(IDLE_S):
-            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        """Send a part of the body; waits while the client does not read, and raises Truncated after `IDLE_S`."""
+        try:
+            async with asyncio.timeout(IDLE_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        except TimeoutError:
+            raise Truncated(f"the client has not read its answer for {IDLE_S:g} s") from None
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response."""

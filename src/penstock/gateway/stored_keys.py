@@ -82,7 +82,7 @@ class StoredKeys:
         self._prices = prices
         self._settings = settings or GatewaySettings()
         self._clock = clock
-        self._mark = secrets.token_hex(6)
+        self.mark = secrets.token_hex(6)
         """Tells the calls of this process from those of others."""
         self._known: OrderedDict[str, tuple[int, TokenRecord | None]] = OrderedDict()
         self._runs: OrderedDict[str, tuple[ExecutionContext, SharedBudget]] = OrderedDict()
@@ -144,7 +144,7 @@ class StoredKeys:
         return found[0]
 
     def _new_run(self, account: str, key: TokenRecord) -> tuple[ExecutionContext, SharedBudget]:
-        prefix = f"{account}/{self._mark}-{secrets.token_hex(4)}"
+        prefix = f"{account}/{self.mark}-{secrets.token_hex(4)}"
         shared = SharedBudget(self._store, account, prefix=prefix, owner=key.name)
         settings = RunSettings(max_wait_s=MAX_WAIT_S, max_kept_calls=MAX_KEPT_CALLS)
         run = ExecutionContext(

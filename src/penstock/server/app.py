@@ -17,11 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.server.audit import AuditGuard, AuditLog
 from penstock.server.errors import on_error
+from penstock.server.gateway_mount import GatewayMount
 from penstock.server.graph_check import GraphChecker
 from penstock.server.guards import AuthGuard, BodyGuard, ClientGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
 from penstock.server.mcp import create_mcp
@@ -62,10 +64,12 @@ def create_app(
     *,
     clock: Clock = SYSTEM_CLOCK,
     ui: UiFiles = NO_UI,
+    gateway: ASGIApp | None = None,
 ) -> FastAPI:
     """Build the whole server as one ASGI app; the caller starts and closes the host.
 
     `ui` is the web UI to serve at `/`, as `load_ui()` returns it; without one there is a start page.
+    `gateway` is served below `/gateway`, with its own keys.
     """
     settings = settings or ServerSettings()
     metrics = Metrics()
@@ -74,6 +78,7 @@ def create_app(
     counts = RunCounts(stores.runs, clock)
     streams, readiness = Streams(settings, metrics), Readiness(stores, settings.ready_timeout_s, clock)
     state = ServerState(host, chats, stores, checker, settings, metrics, streams, readiness, clock, ui, stored, counts)
+    mounted = [] if gateway is None else [Middleware(GatewayMount, gateway=gateway, metrics=metrics, clock=clock)]
     app = DescribedApp(
         title=TITLE,
         description=DESCRIPTION,
@@ -86,6 +91,7 @@ def create_app(
         exception_handlers=dict.fromkeys((PenstockError, RequestValidationError, HTTPException), on_error),
         middleware=[
             Middleware(ClientGuard, settings=settings),
+            *mounted,
             Middleware(RequestContextGuard, metrics=metrics, clock=clock),
             Middleware(ConcurrencyGuard, settings=settings),
             Middleware(OriginGuard, settings=settings),

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -37,6 +37,7 @@ from penstock.tracing.redaction import redact
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from penstock.gateway.service import GatewayService
     from penstock.kernel.executor import ExecutorRegistry
     from penstock.storage import Stores
 
@@ -60,23 +61,27 @@ async def serve(
     executors: ExecutorRegistry | Mapping[str, Any] | None = None,
     services: Mapping[str, Any] | object | None = None,
     prices: PriceBook | None = None,
+    gateway: GatewayService | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
     announce: Callable[[str], None] = print,
     report: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until interrupted. `prepare` is awaited before requests are accepted, such as to save initial graphs.
+    """Serve until interrupted, with the `gateway`, if there is one, below /gateway.
 
-    `report` receives messages about what happens to active runs during shutdown.
+    `prepare` is awaited before requests are accepted, such as to save initial graphs. `report` receives messages about
+    what happens to active runs during shutdown.
     """
     settings = settings or ServerSettings()
     listener = listen(settings)
     try:
-        async with await open_stores(url) as stores:
+        async with AsyncExitStack() as stack:
+            stores = await stack.enter_async_context(await open_stores(url))
+            models = None if gateway is None else await stack.enter_async_context(gateway.opened(stores))
             stored = await count_tokens(settings, stores)
             host_settings = host_settings or HostSettings()
             host = RunHost(stores, executors=executors, services=services, settings=host_settings, prices=prices)
             ui = await asyncio.to_thread(load_ui)
-            app = create_app(host, ChatService(host, stores.chats), stores, settings, ui=ui)
+            app = create_app(host, ChatService(host, stores.chats), stores, settings, ui=ui, gateway=models)
             server = ServerProcess(app, host, report, is_persistent=stores.url != IN_MEMORY)
             await (prices or default_prices()).aload()  # at startup, so that the first model call does not wait for it
             with server.handling_signals():

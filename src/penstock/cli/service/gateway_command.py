@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ import uvicorn
 
 from penstock.cli.exits import Refused
 from penstock.cli.wrap.child import harden_process
+from penstock.cli.wrap.declared import declared_upstreams
 from penstock.errors import InvalidValue
-from penstock.gateway.app import Gateway
-from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
-from penstock.gateway.upstreams import Connections, Upstream, parse_upstream, upstreams_in
+from penstock.gateway.service import GatewayService
+from penstock.gateway.stored_keys import GatewaySettings
+from penstock.gateway.upstreams import Upstream
 from penstock.runtime.billing.prices import PriceBook
 from penstock.server.serve import CannotListen, configured, listen
 from penstock.server.settings import ServerSettings
@@ -38,7 +38,7 @@ class GatewayArguments:
 
 async def serve_gateway(arguments: GatewayArguments, announce: Callable[[str], None]) -> None:
     """Serve until interrupted."""
-    upstreams = _upstreams(arguments.upstreams)
+    upstreams = declared_upstreams(arguments.upstreams)
     harden_process()
     try:
         listener = listen(ServerSettings(host=arguments.host, port=arguments.port))
@@ -49,26 +49,13 @@ async def serve_gateway(arguments: GatewayArguments, announce: Callable[[str], N
     try:
         async with await open_stores(arguments.db) as stores:
             await arguments.prices.aload()
-            connections = Connections()
-            keys = StoredKeys(stores.tokens, stores.ledger, arguments.prices, arguments.settings)
-            server = _Server(configured(Gateway(upstreams, keys, connections)))
-            announce(_greeting(arguments, listener.getsockname()[1], upstreams))
-            try:
+            async with GatewayService(upstreams, arguments.prices, arguments.settings).opened(stores) as gateway:
+                server = _Server(configured(gateway))
+                announce(_greeting(arguments, listener.getsockname()[1], upstreams))
                 with server.stopped_by_signals():
                     await server.serve([listener])
-            finally:
-                await keys.aclose()
-                await connections.aclose()
     finally:
         listener.close()
-
-
-def _upstreams(named: tuple[str, ...]) -> dict[str, Upstream]:
-    try:
-        given = [parse_upstream(text, os.environ) for text in named]
-        return upstreams_in(os.environ) | {upstream.name: upstream for upstream in given}
-    except InvalidValue as invalid:
-        raise Refused(str(invalid)) from None
 
 
 def _greeting(arguments: GatewayArguments, port: int, upstreams: dict[str, Upstream]) -> str:

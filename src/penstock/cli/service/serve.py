@@ -18,12 +18,17 @@ from penstock.cli.options import (
     Models,
     PayloadRecording,
     Prices,
+    TeamDaily,
     TokensFile,
     Tools,
+    UnknownCostOption,
+    UnknownCosts,
     Unpriced,
+    Upstreams,
     UserDaily,
     dollars,
     numeric,
+    team_budgets,
 )
 from penstock.cli.render.screen import print_error
 from penstock.cli.values import number, whole_number
@@ -90,6 +95,12 @@ def serve(
     ] = None,
     user_daily: UserDaily = None,
     daily: Annotated[str | None, dollars("Daily budget of all users together.")] = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Serve model APIs below /gateway too, as `penstock gateway` does.")
+    ] = False,
+    team_daily: TeamDaily = None,
+    upstream: Upstreams = None,
+    unknown_cost: UnknownCostOption = UnknownCosts.COUNT,
     keep_days: Annotated[float, numeric(number, "DAYS", "Retention of ended runs.", minimum=0.01)] = 30,
     record_payloads: Annotated[
         PayloadRecording,
@@ -139,6 +150,7 @@ def serve(
       penstock serve --tokens tokens.txt --allow-model 'openai:gpt-4o*' --allow-model 'anthropic:*'
       penstock serve --allow-host penstock.example --trusted-proxy 10.0.0.0/8 --root-path /penstock
       penstock serve --db postgresql://localhost/penstock --log-format json 2>> penstock.log
+      penstock serve --gateway --team-daily 100 --upstream ollama=http://127.0.0.1:11434/v1
 
     \b
     Exit codes:
@@ -146,13 +158,18 @@ def serve(
       64 wrong command line, no graph is found, or the address cannot be used
     """
     from penstock.cli.loading.services import ServiceOptions
-    from penstock.cli.service.serve_command import ServeArguments, serve_graphs
+    from penstock.cli.service.serve_command import GatewayOptions, ServeArguments, serve_graphs
 
     if reload and not graphs:
         raise Refused("--reload needs graphs or programs to watch, such as: penstock serve app.py:graph --reload")
+    if (team_daily or upstream or unknown_cost is not UnknownCosts.COUNT) and not gateway:
+        raise Refused("--team-daily, --upstream and --unknown-cost are for the gateway; add --gateway")
     return serve_graphs(
         ServeArguments(
             graphs=tuple(graphs or ()),
+            gateway=GatewayOptions(team_budgets(team_daily), tuple(upstream or ()), unknown_cost.value)
+            if gateway
+            else None,
             host=host,
             port=port,
             allow_host=tuple(allow_host or ()),

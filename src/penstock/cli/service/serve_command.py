@@ -25,16 +25,22 @@ from penstock.cli.service.log_output import logging_to_stderr
 from penstock.cli.service.reloading import Reloader
 from penstock.cli.service.seed_graphs import SavedGraphs, save_example_graphs, save_graph_files
 from penstock.cli.values import read_bytes
+from penstock.cli.wrap.declared import declared_upstreams
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue, PenstockError
+from penstock.gateway.grants import UnknownCost
+from penstock.gateway.service import GatewayService
+from penstock.gateway.stored_keys import GatewaySettings
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.limits import RunLimits
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import Problem
 from penstock.nodes.checking import problems_in
 from penstock.nodes.program import SERVICE as PROGRAMS
+from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.auth import names_of, spenders
 from penstock.server.examples import EXAMPLES, example_graphs
+from penstock.server.gateway_mount import PREFIX
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
@@ -49,6 +55,15 @@ ADVICE = {
     "url": "; set it with --db",
 }
 """How to correct a setting on the command line, by setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """What `--gateway` serves."""
+
+    team_daily: Mapping[str, str]
+    upstreams: tuple[str, ...]
+    unknown_cost: UnknownCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,8 @@ class ServeArguments:
     drain_s: float = 10
     log_format: LogFormat | None = None
     reload: bool = False
+    gateway: GatewayOptions | None = None
+    """None without a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +186,21 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
             executors=loaded.executors,
             services=loaded.nodes.services,
             prices=loaded.nodes.prices,
+            gateway=_gateway(arguments, loaded.nodes.prices),
             prepare=prepared,
             report=print_text,
             announce=lambda greeting: print_text("\n".join(_greeting(greeting, arguments, loaded, settings))),
         )
+
+
+def _gateway(arguments: ServeArguments, prices: PriceBook | None) -> GatewayService | None:
+    options = arguments.gateway
+    if options is None:
+        return None
+    settings = GatewaySettings(
+        arguments.daily, arguments.user_daily, options.team_daily, unknown_cost=options.unknown_cost
+    )
+    return GatewayService(declared_upstreams(options.upstreams), prices or default_prices(), settings)
 
 
 def _reloader(arguments: ServeArguments, loaded: Loaded) -> Reloader:
@@ -195,6 +223,8 @@ async def _serve_stdio(arguments: ServeArguments, loaded: Loaded) -> None:
 def _greeting(greeting: str, arguments: ServeArguments, loaded: Loaded, settings: ServerSettings) -> Iterator[str]:
     """Yield the server's own greeting, then hints and warnings for the operator."""
     yield greeting
+    if arguments.gateway is not None:
+        yield f"  gateway       {_address(greeting)}{PREFIX}        keys: penstock tokens create NAME --gateway"
     yield from _graph_lines(greeting, loaded.saved, settings)
     yield from _warnings(arguments, settings)
     yield from _expired(settings)
@@ -278,9 +308,13 @@ def _graph_lines(greeting: str, saved: SavedGraphs, settings: ServerSettings) ->
     """Return lines with the available graphs, notes on them, and a chat command to try."""
     if not saved.ids:
         return ["  graphs        the examples are archived; saved graphs are available"]
-    address = greeting.partition("\n")[0].rpartition(" ")[2]  # the greeting has the actual port, also for port 0
-    chat = "none of these graphs can run" if saved.to_try is None else _chat(saved.to_try, address, settings)
+    chat = "none of these graphs can run" if saved.to_try is None else _chat(saved.to_try, _address(greeting), settings)
     return [f"  graphs        {printable(', '.join(saved.ids))}", *saved.notes, f"  try it        {chat}"]
+
+
+def _address(greeting: str) -> str:
+    """Return the address of the server, with its actual port, also for port 0."""
+    return greeting.partition("\n")[0].rpartition(" ")[2]
 
 
 def _chat(graph_id: str, address: str, settings: ServerSettings) -> str:

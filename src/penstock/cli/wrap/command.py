@@ -18,14 +18,14 @@ from typing import Literal
 from penstock.cli.exits import Exit, Refused, WriteFailed
 from penstock.cli.render.screen import print_error, write
 from penstock.cli.wrap.child import Child, harden_process
+from penstock.cli.wrap.declared import declared_upstreams
 from penstock.cli.wrap.status_line import shown_below
-from penstock.errors import InvalidValue
 from penstock.front_door import contain
 from penstock.gateway.app import Gateway
 from penstock.gateway.environment import child_environment, write_codex_home
 from penstock.gateway.grants import Grant, OneKey, UnknownCost
 from penstock.gateway.loopback import serving
-from penstock.gateway.upstreams import Connections, Upstream, parse_upstream, upstreams_in
+from penstock.gateway.upstreams import Connections, Upstream
 from penstock.gateway.wires import PAYMENT_REQUIRED, Denied
 from penstock.providers.http.exchange import Terms
 from penstock.runtime.billing.prices import PriceBook
@@ -70,7 +70,7 @@ class ExecArguments:
 def exec_command(arguments: ExecArguments) -> int:
     """Run the program behind a gateway; return its exit code, or ours if a limit stopped it."""
     _check_record(arguments.record)
-    upstreams = _upstreams(arguments.upstreams)
+    upstreams = declared_upstreams(arguments.upstreams)
     harden_process()
     run = contain(
         name=Path(arguments.command[0]).name or "exec",
@@ -83,14 +83,6 @@ def exec_command(arguments: ExecArguments) -> int:
         code = asyncio.run(contained.execute())
     _report(run, arguments)
     return contained.exit_code(code)
-
-
-def _upstreams(named: Sequence[str]) -> dict[str, Upstream]:
-    try:
-        found = upstreams_in(os.environ)
-        return found | {upstream.name: upstream for upstream in (parse_upstream(text, os.environ) for text in named)}
-    except InvalidValue as invalid:
-        raise Refused(str(invalid)) from None
 
 
 class _Contained:
