@@ -34,6 +34,7 @@ PEERS = {
     "langchain": "langchain==1.4.7",
     "pydantic-ai": "pydantic-ai-slim==2.66.0",
     "openai-agents": "openai-agents==0.24.0",
+    "litellm": "litellm[proxy]==1.106.2",
 }
 """What is installed for each peer."""
 
@@ -71,7 +72,7 @@ def load(module: str) -> Any:
 
 
 def _has(python: Path, specs: Sequence[str]) -> bool:
-    wanted = dict(spec.split("==") for spec in specs)
+    wanted = {name.partition("[")[0]: version for name, version in (spec.split("==") for spec in specs)}
     check = (
         f"from importlib.metadata import version; raise SystemExit({{n: version(n) for n in {[*wanted]}}} != {wanted})"
     )

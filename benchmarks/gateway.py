@@ -1,13 +1,16 @@
-"""What does a request through the gateway cost, beside a proxy that contains nothing?
+"""What does a request through the gateway cost, beside a proxy that contains nothing, and LiteLLM's proxy?
 
 Each contestant is a process of its own between a client and a fake provider. Measured are the CPU time of that process
-for a request, for a streamed request and for one of its chunks, and its memory at the end.
+for a request, for a streamed request and for one of its chunks, and its memory at the end. LiteLLM has one worker and a
+key with a budget in memory, which needs no database.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks._peers import NotInstalled, python_of
 from benchmarks._report import Cell, Table, main
 from benchmarks._rounds import expect
 
@@ -25,10 +29,19 @@ TEXT = "word " * 200
 """250 pieces of four characters: a stream has a chunk for each."""
 CHUNKS = len(TEXT) // 4
 BODY: dict[str, Any] = {"model": "fake-1", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}
+LITELLM = "litellm"
+LITELLM_AUTH = """
+from litellm.proxy._types import UserAPIKeyAuth
+
+async def user_api_key_auth(request, api_key):
+    return UserAPIKeyAuth(api_key=api_key, token=api_key, max_budget=1000.0, spend=0.0)
+"""
+START_S = 120.0
 CONTESTANTS = (
     ("a proxy without containment", "bare"),
     ("penstock exec's gateway", "run"),
     ("penstock gateway, keys in SQLite", "keys"),
+    ("LiteLLM's proxy, a key with a budget", LITELLM),
 )
 KEY = "sk-bench"
 
@@ -95,6 +108,63 @@ async def serve(kind: str, upstream: str) -> None:
 
 
 @contextmanager
+def litellm_proxy(upstream: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """LiteLLM's proxy as a process, its base URL and a key for it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        model = {"model": "openai/fake-1", "api_base": upstream, "api_key": KEY}
+        prices = {"input_cost_per_token": 3e-6, "output_cost_per_token": 15e-6}
+        config = {
+            "model_list": [{"model_name": "fake-1", "litellm_params": {**model, **prices}}],
+            "general_settings": {"custom_auth": "auth.user_api_key_auth", "custom_auth_run_common_checks": True},
+        }
+        Path(folder, "auth.py").write_text(LITELLM_AUTH)
+        Path(folder, "config.yaml").write_text(json.dumps(config))
+        python = Path(python_of(LITELLM))
+        command = [str(python.parent / "litellm"), "--config", "config.yaml", "--port", str(port), "--num_workers", "1"]
+        env = {
+            **os.environ,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "NO_PROXY": "*",
+            "LITELLM_MASTER_KEY": "sk-0123456789abcdef0123456789abcdef",
+        }
+        with (
+            Path(folder, "log").open("w") as log,
+            subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=env, text=True) as started,
+        ):
+            try:
+                base = f"http://127.0.0.1:{port}"
+                _await_answer(f"{base}/health/liveliness")
+                yield started, f"{base}/v1", KEY
+            finally:
+                started.kill()
+
+
+def _await_answer(url: str) -> None:
+    import httpx2
+
+    until_s = time.monotonic() + START_S
+    while True:
+        try:
+            expect("status", httpx2.get(url, trust_env=False).status_code, 200)
+        except httpx2.TransportError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+@contextmanager
+def gateway_process(kind: str, upstream: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """One of our own contestants as a process, its base URL and a key for it."""
+    with process("serve", kind, upstream) as (started, line):
+        url, key = line.split()
+        yield started, f"{url}/openai/v1", key
+
+
+@contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process of this module, and the first line that it printed."""
     command = [sys.executable, "-m", "benchmarks.gateway", *arguments]
@@ -121,7 +191,7 @@ async def load(url: str, key: str, requests: int, *, streams: bool) -> None:
 
     async def client(http: httpx2.AsyncClient) -> None:
         for _ in range(requests // PARALLEL):
-            answer = await http.post(f"{url}/openai/v1/chat/completions", json={**BODY, "stream": streams})
+            answer = await http.post(f"{url}/chat/completions", json={**BODY, "stream": streams})
             expect("status", answer.status_code, 200)
 
     headers = {"authorization": f"Bearer {key}"}
@@ -143,8 +213,8 @@ def memory_mb(pid: int) -> float:
 
 def measured(kind: str, upstream: str, requests: int) -> tuple[float, float, float]:
     """CPU milliseconds of a request and of a streamed one, and megabytes at the end."""
-    with process("serve", kind, upstream) as (started, line):
-        url, key = line.split()
+    contestant = litellm_proxy(upstream) if kind == LITELLM else gateway_process(kind, upstream)
+    with contestant as (started, url, key):
         cost_ms = []
         for streams, count in ((False, requests), (True, requests // 5)):
             asyncio.run(load(url, key, PARALLEL, streams=streams))  # connections and caches
@@ -160,7 +230,11 @@ def ask(quick: bool) -> list[Table]:
     rows: list[tuple[Cell, ...]] = []
     with process("provide") as (_, upstream):
         for label, kind in CONTESTANTS:
-            plain_ms, stream_ms, megabytes = measured(kind, upstream, requests)
+            try:
+                plain_ms, stream_ms, megabytes = measured(kind, upstream, requests)
+            except NotInstalled:
+                rows.append((label, "not installed", None, None, None))
+                continue
             chunk_us = (stream_ms - plain_ms) * 1_000 / CHUNKS
             rows.append((label, plain_ms, stream_ms, chunk_us, megabytes))
     how = (
