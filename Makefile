@@ -90,7 +90,7 @@ structure: env ## count modules, import cycles, and what one chat request costs
 adopt: env ## drive other frameworks against a fake provider, and write what was measured into docs/existing-code.md
 	$(BIN)/python -m tools.adopt
 
-clients: env ## drive OpenAI clients of Python and Node (needs npm) against penstock serve, with agents on a scripted model
+clients: env ## drive clients of Python, Node and the shell (needs npm) against penstock serve, and through the gateway
 	$(BIN)/python -m tools.clients
 
 soak: env ## run the reliability tests in their long form

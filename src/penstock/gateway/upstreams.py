@@ -7,6 +7,7 @@ for another host.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ OURS = (b"x-penstock-", b"sec-websocket-", b"x-forwarded-", b"forwarded")
 NOT_RETURNED = frozenset(
     {*HOP_BY_HOP, b"content-encoding", b"set-cookie", b"alt-svc", b"date", b"server", b"strict-transport-security"}
 )
+
+
+_VERSION = re.compile(r"/v1(?:beta|alpha)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Upstream:
             base = base.removesuffix(self.wire.root)
         elif self.wire is OPENAI:  # a base URL of this wire is complete, whatever it ends with
             path = path.removeprefix(self.wire.root)
+        elif self.wire is GEMINI:  # clients disagree on whether it contains the version
+            base = _VERSION.sub("", base)
         target = (base + quote(path, safe="/:@") + (f"?{query}" if query else "")).encode("ascii", "ignore")
         host = (parts.hostname or "").encode("idna" if not (parts.hostname or "").isascii() else "ascii")
         return httpcore2.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=target)

@@ -38,7 +38,7 @@ def _problem(fields: Fields) -> str | None:
 
 
 def _plain(generation: Generation) -> dict[str, Any]:
-    texts = [{"type": "text", "text": generation.text, "citations": None}] if generation.text else []
+    texts = [{"type": "text", "text": generation.text}] if generation.text else []
     tools = [_tool_use(call, _object(call.arguments)) for call in generation.tool_calls]
     answer = {**_head(generation), "content": texts + tools, "stop_reason": _stop_reason(generation)}
     return answer if generation.usage is None else {**answer, "usage": _usage(*generation.usage)}
@@ -48,7 +48,7 @@ def _stream(generation: Generation) -> Stream:
     opening = _event("message_start", message=_begun(generation))
     texts = [_delta(0, {"type": "text_delta", "text": piece}) for piece in generation.pieces]
     if texts:
-        opening += _event("content_block_start", index=0, content_block={"type": "text", "text": "", "citations": None})
+        opening += _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         texts[-1] += _event("content_block_stop", index=0)
     calls = [_block(index, call) for index, call in enumerate(generation.tool_calls, int(bool(texts)))]
     return Stream(opening + _event("ping"), (*texts, *calls), _ending(generation))

@@ -1,0 +1,78 @@
+"""The programs of `programs/`, each in an environment of its own below build/clients/, made on first use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUILD = ROOT / "build" / "clients"
+PROGRAMS = HERE / "programs"
+MAX_PROGRAM_S = 120
+MAX_INSTALL_S = 600
+
+
+def command_of(name: str, packages: tuple[str, ...]) -> list[str] | None:
+    """Make the environment of a program if it is not there; return the command that runs it, None if that failed."""
+    try:
+        if (PROGRAMS / f"{name}.sh").exists():
+            return ["sh", str(PROGRAMS / f"{name}.sh")]
+        return _node(name, packages) if (PROGRAMS / f"{name}.mjs").exists() else _python(name, packages)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"{name}: not run: {getattr(error, 'stderr', None) or error}")
+        return None
+
+
+def run_program(name: str, command: list[str], env: Mapping[str, str]) -> str | None:
+    """Run a program and show what it prints; return that, None if it failed."""
+    kept = {key: value for key in ("PATH", "LANG", "TMPDIR", "HOME") if (value := os.environ.get(key)) is not None}
+    try:
+        ended = subprocess.run(
+            command,
+            env={**kept, "NO_PROXY": "*", **env},
+            capture_output=True,
+            text=True,
+            timeout=MAX_PROGRAM_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"{name}: not run: {error}")
+        return None
+    for line in ended.stdout.splitlines():
+        print(f"{name}: {line}")
+    if ended.returncode:
+        print(f"{name}: failed:\n{ended.stderr[-2_000:]}")
+        return None
+    return ended.stdout
+
+
+def _python(name: str, packages: tuple[str, ...]) -> list[str]:
+    folder = BUILD / name
+    python, stamp = folder / "bin" / "python", folder / "packages.txt"
+    if not stamp.exists() or tuple(stamp.read_text().split()) != packages:
+        uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
+        _run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)])
+        _run([uv, "pip", "install", "--quiet", "--python", str(python), *packages])
+        stamp.write_text("\n".join(packages))
+    return [str(python), "-P", str(PROGRAMS / f"{name}.py")]  # -P: programs have the names of packages
+
+
+def _node(name: str, packages: tuple[str, ...]) -> list[str]:
+    folder = BUILD / name
+    stamp = folder / "packages.txt"
+    if not stamp.exists() or tuple(stamp.read_text().split()) != packages:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true, "type": "module"}')
+        _run(["npm", "install", "--silent", "--no-fund", "--no-audit", *packages], folder)
+        stamp.write_text("\n".join(packages))
+    shutil.copy(PROGRAMS / f"{name}.mjs", folder / "program.mjs")  # packages are found beside the program
+    return ["node", str(folder / "program.mjs")]
+
+
+def _run(command: list[str], folder: Path | None = None) -> None:
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=MAX_INSTALL_S)
