@@ -65,21 +65,27 @@ async def _many_clients(served: Served, seed: int) -> list[int]:
 
 async def _client(served: Served, chance: random.Random, statuses: list[int]) -> None:
     for _ in range(REQUESTS):
-        body = {
-            "model": "fake-1",
-            "messages": [{"role": "user", "content": "hello " * chance.randint(1, 30)}],
-            "max_tokens": chance.choice([20, 50, 200]),
-            "stream": chance.random() < 0.5,
-        }
+        body = some_body(chance)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            statuses.append(await _request(served, body, leaves_early=chance.random() < 0.15))
+            statuses.append(await send_request(served.url, KEY, body, leaves_early=chance.random() < 0.15))
 
 
-async def _request(served: Served, body: dict[str, object], *, leaves_early: bool) -> int:
-    host, port = served.url.removeprefix("http://").split(":")
+def some_body(chance: random.Random) -> dict[str, object]:
+    """A request of some size, streamed or not."""
+    return {
+        "model": "fake-1",
+        "messages": [{"role": "user", "content": "hello " * chance.randint(1, 30)}],
+        "max_tokens": chance.choice([20, 50, 200]),
+        "stream": chance.random() < 0.5,
+    }
+
+
+async def send_request(url: str, key: str, body: dict[str, object], *, leaves_early: bool) -> int:
+    """Send a request on a connection of its own; return the status, or 0 for one that is left at once."""
+    host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps(body).encode()
-    head = f"POST /openai/v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {KEY}\r\n"
+    head = f"POST /openai/v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n"
     writer.write(f"{head}connection: close\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
     try:
         if leaves_early:
@@ -106,7 +112,7 @@ def test_calls_that_fit_together_all_complete_by_waiting() -> None:
 
 async def _big_calls(served: Served, count: int) -> list[int]:
     body = {"model": "fake-1", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2_000}
-    return await asyncio.gather(*(_request(served, body, leaves_early=False) for _ in range(count)))
+    return await asyncio.gather(*(send_request(served.url, KEY, body, leaves_early=False) for _ in range(count)))
 
 
 def test_client_that_disconnects_while_it_waits_leaves_the_queue() -> None:
@@ -118,9 +124,9 @@ def test_client_that_disconnects_while_it_waits_leaves_the_queue() -> None:
 
 async def _leave_the_queue(served: Served) -> None:
     body = {"model": "fake-1", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1_000}
-    first = asyncio.create_task(_request(served, body, leaves_early=False))
+    first = asyncio.create_task(send_request(served.url, KEY, body, leaves_early=False))
     await served.provider.until(lambda: served.provider.in_flight)
-    second = asyncio.create_task(_request(served, body, leaves_early=False))
+    second = asyncio.create_task(send_request(served.url, KEY, body, leaves_early=False))
     await served.provider.until(lambda: any(isinstance(event, CallWaiting) for event in served.run.events))
     for task in (second, first):
         task.cancel()
