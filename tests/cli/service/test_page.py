@@ -20,9 +20,10 @@ ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def without_what_varies(text: str) -> str:
-    """Without times, ids, sizes of files, and the numbers of events: text comes in as many pieces as it comes in."""
+    """Without times, ids, sizes and versions of files, and the numbers of events: text comes in any number of pieces."""
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}\+00:00", "TIME", text)
     text = re.sub(r"^ *\d+  (?=\w+(\.\w+)? )", "N  ", ID.sub("ID", text), flags=re.MULTILINE)
+    text = re.sub(r"\bof version \d+$", "of version N", text, flags=re.MULTILINE)
     return re.sub(r"\d+\.\d s\b", "N s", re.sub(r"[\d,]+ bytes\b", "N bytes", text))
 
 
