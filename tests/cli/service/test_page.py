@@ -20,7 +20,7 @@ ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def without_what_varies(text: str) -> str:
-    """Without times, ids, sizes and versions of files, and the numbers of events: text comes in any number of pieces."""
+    """Without times, ids, sizes and versions of files, and numbers of events: text comes in any number of pieces."""
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]{8}\+00:00", "TIME", text)
     text = re.sub(r"^ *\d+  (?=\w+(\.\w+)? )", "N  ", ID.sub("ID", text), flags=re.MULTILINE)
     text = re.sub(r"\bof version \d+$", "of version N", text, flags=re.MULTILINE)
