@@ -569,7 +569,7 @@ export interface RunBills {
   run_id: string;
   graph_id: string;
   owner: string;
-  status: string;
+  status: "queued" | "running" | "waiting" | "parked" | "completed" | "failed" | "halted" | "cancelled";
   created_ms: number;
   ended_ms: number | null;
   unresolved_usd: number;

@@ -36,3 +36,10 @@ export function formatDuration(ms: number): string {
   const [large, small] = minutes < 60 ? [`${minutes} min`, `${rest} s`] : [`${Math.floor(minutes / 60)} h`, `${rest} min`];
   return rest ? `${large} ${small}` : large;
 }
+
+export function formatBytes(bytes: number): string {
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
+  const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log10(bytes) / 3));
+  const value = bytes / 1_000 ** power;
+  return `${power && value < 100 ? value.toFixed(1) : formatCount(Math.round(value))} ${units[power]}`;
+}

@@ -41,7 +41,7 @@ export function Bills({ run, mayAct, onResolved }: { run: RunShown; mayAct: bool
   );
 }
 
-function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; path: string; mayAct: boolean; onResolved: () => void }) {
+export function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; path: string; mayAct: boolean; onResolved: () => void }) {
   const [cost, setCost] = useState("");
   const [busy, error, act] = useAction();
   const settle = () =>

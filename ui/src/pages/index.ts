@@ -36,11 +36,21 @@ export const PLACES: Record<string, Place> = {
   },
   approvals: { title: () => "Approvals", page: lazy(() => import("./approvals.tsx")), label: "Approvals", key: "a" },
   diff: { title: () => "Two runs compared", page: lazy(() => import("./diff.tsx")) },
+  money: { title: () => "Money", page: lazy(() => import("./money/page.tsx")), label: "Money", key: "m" },
+  bills: { title: () => "Bills", page: lazy(() => import("./open-bills.tsx")) },
   start: {
     title: () => "Start a run",
     page: lazy(() => import("./start.tsx")),
     label: "Start a run",
     key: "n",
     isFor: (me) => me.role !== "viewer",
+  },
+  connect: { title: () => "Connect", page: lazy(() => import("./connect/page.tsx")), label: "Connect", key: "o" },
+  admin: {
+    title: () => "Server",
+    page: lazy(() => import("./admin/page.tsx")),
+    label: "Server",
+    key: "s",
+    isFor: (me) => me.role === "admin",
   },
 };

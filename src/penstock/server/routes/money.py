@@ -21,6 +21,7 @@ from penstock.hosting.ports import (
     BillState,
     RunFilter,
     RunRecord,
+    RunStatus,
     SpendingFilter,
     SpendingKey,
     SpendingSum,
@@ -187,7 +188,7 @@ class RunBills(Shown):
     run_id: str
     graph_id: str
     owner: str
-    status: str
+    status: RunStatus
     created_ms: int
     ended_ms: int | None
     unresolved_usd: float

@@ -7,7 +7,7 @@ import { Failure, useAction } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import { LimitFields, type LimitName } from "../limits.tsx";
 import { useDraft } from "./draft.ts";
-import { size } from "./files.tsx";
+import { formatBytes } from "../../model/money.ts";
 import type { Turns } from "./use-turns.ts";
 
 const LIMITED: LimitName[] = ["max_cost_usd", "max_tokens", "max_steps", "timeout_s"];
@@ -91,7 +91,7 @@ export function Composer({ me, chat, turns, onStop, onSend, onEditLast }: Compos
             <ul className="files" aria-label="Attachments of this message">
               {draft.attachments.map((one) => (
                 <li key={one.id} className="file">
-                  {visible(one.name)} <span className="muted">{size(one.size)}</span>
+                  {visible(one.name)} <span className="muted">{formatBytes(one.size)}</span>
                   <button type="button" onClick={() => remove(one.id)} aria-label={`Remove ${visible(one.name)}`}>
                     ✕
                   </button>

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "react";
 import { attachmentBytes } from "../../api/chat.ts";
+import { formatBytes } from "../../model/money.ts";
 import { Failure, useAction } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 
@@ -66,15 +67,10 @@ function Saved({ file }: { file: Attached }) {
   return (
     <>
       <button className="file" disabled={busy} onClick={() => void save()}>
-        <span aria-hidden="true">⇩</span> {visible(file.name)} <span className="muted">{size(file.size)}</span>
+        <span aria-hidden="true">⇩</span> {visible(file.name)} <span className="muted">{formatBytes(file.size)}</span>
         <span className="hidden">, save</span>
       </button>
       <Failure error={error} />
     </>
   );
-}
-
-export function size(bytes: number): string {
-  if (bytes < 1_000) return `${bytes} B`;
-  return bytes < 1_000_000 ? `${Math.round(bytes / 1_000)} kB` : `${(bytes / 1_000_000).toFixed(1)} MB`;
 }
