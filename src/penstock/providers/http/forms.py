@@ -115,6 +115,7 @@ FORMS: tuple[tuple[str, Form], ...] = (
     ("/api/embed", Form("embeddings", ("input",), output="none", streams=False)),
 )
 """Endings of paths, tried from top to bottom."""
+_ENDINGS = tuple(ending for ending, _ in FORMS)
 
 _VERBS: Mapping[str, Form] = MappingProxyType(
     {
@@ -263,6 +264,8 @@ def _by_model(path: str) -> Form | None:
 
 
 def _by_ending(path: str) -> Form | None:
-    form = next((form for ending, form in FORMS if path.endswith(ending)), None)
-    deployment = _DEPLOYMENT.search(path) if form is not None else None
-    return form if form is None or deployment is None else replace(form, deployment=deployment[1])
+    if not path.endswith(_ENDINGS):  # one call for the paths of everything else
+        return None
+    form = next(form for ending, form in FORMS if path.endswith(ending))
+    deployment = _DEPLOYMENT.search(path)
+    return form if deployment is None else replace(form, deployment=deployment[1])

@@ -279,6 +279,8 @@ def _reader_class() -> Any:
 
 def _request(original: Method) -> Method:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        if not may_apply("POST"):  # no scope is open; otherwise a middleware may make a model request of any other
+            return await original(session, method, str_or_url, **options)
         given: Sequence[Any] | None = options.pop("middlewares", None)
         middlewares = (*(session._middlewares if given is None else given), innermost)
         return await original(session, method, str_or_url, middlewares=middlewares, **options)
