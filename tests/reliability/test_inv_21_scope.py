@@ -287,7 +287,7 @@ def test_a_thread_that_could_not_be_started_can_be_started_outside_of_the_scope(
     seen: list[Any] = []
     thread = threading.Thread(target=lambda: seen.append(current_context()))
 
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     with (
@@ -296,7 +296,8 @@ def test_a_thread_that_could_not_be_started_can_be_started_outside_of_the_scope(
         monkeypatch.context() as patch,
         pytest.raises(RuntimeError, match="new thread"),
     ):
-        patch.setattr(threading, "_start_new_thread", refuse)
+        starts = next(name for name in ("_start_joinable_thread", "_start_new_thread") if hasattr(threading, name))
+        patch.setattr(threading, starts, refuse)
         thread.start()
     started([thread])
     assert seen == [None]
