@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.hosting.engine import Engine
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import HostedEvent, HostStores
 from penstock.kernel.executor import ExecutionResult, Handle
@@ -120,6 +121,7 @@ async def host_with(
     worker: str | None = None,
     services: Mapping[str, Any] | None = None,
     prices: PriceBook | None = None,
+    engine: Engine | None = None,
     **more: Any,
 ) -> RunHost:
     """A host that is not started yet, whose stores have the graphs of these tests."""
@@ -133,6 +135,7 @@ async def host_with(
         worker=worker,
         services=services,
         prices=prices,
+        engine=engine,
     )
 
 
@@ -151,8 +154,8 @@ class Sleeper:
 
 async def killed(host: RunHost) -> None:
     """End all that a host does as if its process had died: nothing more is written, no lease is given back."""
-    own = (host._claiming, host._ticking, host._tidying)
-    tasks = [*host._tasks.values(), *(task for task in own if task is not None)]
+    own = (None if host._claims is None else host._claims.task, host._ticking, host._tidying)
+    tasks = [*host._runs.tasks.values(), *(task for task in own if task is not None)]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -123,7 +123,7 @@ def test_cancel_requests_of_ended_or_removed_runs_are_deleted_and_those_of_other
             for run_id in ("ended", "removed"):
                 await host.wait((await host.submit(owner="ann", graph_id="echo", run_id=run_id)).id)
             await host.remove("removed")
-            host._is_closing = True  # it claims nothing more
+            host._claims.is_closing = True  # it claims nothing more
             for run_id in ("r", "ended", "removed"):
                 await stores.cancels.put(cancel_request(run_id))
             await asyncio.sleep(REMOVE_S + TIDY_S)
@@ -194,7 +194,7 @@ async def test_a_host_that_has_lost_a_run_to_another_does_not_answer_for_it() ->
     async with await host_with(stores, gate=gate, clock=clock, settings=never_ticks) as slept:
         await slept.submit(owner="ann", graph_id="gate", run_id="r", input="x")
         await gate.entered.wait()
-        log = slept._active["r"].log
+        log = slept._runs.by_id["r"].log
         assert log is not None
         await log.flush()  # else it finds out by what it still has to tell
         clock.advance(SETTINGS.lease_s + 1)

@@ -460,7 +460,7 @@ async def test_unavailable_store_at_the_end_is_retried_and_not_taken_for_a_faili
 async def test_run_whose_task_is_cancelled_in_its_handler_is_not_ended() -> None:
     class Stuck(Kind):
         async def on_end(self, run: RunRecord, stores: Any) -> None:
-            host._tasks[host._active[run.id]].cancel()
+            host._runs.tasks[host._runs.by_id[run.id]].cancel()
             raise asyncio.CancelledError
 
     stores = MemoryStores()
@@ -468,8 +468,8 @@ async def test_run_whose_task_is_cancelled_in_its_handler_is_not_ended() -> None
     host.handlers["mine"] = Stuck(stores)
     async with host:
         run = await host.submit(owner="ann", graph_id="echo", origin={"kind": "mine"})
-        while host._tasks:
-            await asyncio.wait(list(host._tasks.values()))
+        while host._runs.tasks:
+            await asyncio.wait(list(host._runs.tasks.values()))
         assert (await host.get(run.id)).status == "running"  # type: ignore[union-attr]
         assert "kind_failures" not in host.stats()["totals"]
 

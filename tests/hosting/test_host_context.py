@@ -93,10 +93,10 @@ async def test_a_host_that_was_suspended_finds_its_runs_lost_and_stops() -> None
     asleep, awake = await laptop.host("asleep", laptop.clock), await laptop.host("awake", laptop.other_clock)
     await asleep.submit(owner="ann", graph_id="gate", run_id="r", input="x")
     await laptop.gate.has_come(1)
-    lost = asleep._active["r"]
+    lost = asleep._runs.by_id["r"]
     await asleep._tick()  # the lease is renewed, and need not be for a second
     laptop.sleeps(SETTINGS.lease_s + 1)
-    await awake._claim()
+    await awake._claims._claim()
     await laptop.gate.has_come(2)
     await asleep._tick()
     assert lost.is_fenced
@@ -116,8 +116,8 @@ async def test_others_honour_the_leases_of_a_host_that_was_suspended_and_it_keep
         await asleep.submit(owner="ann", graph_id="gate", run_id=f"r{number}", input="x")
         await laptop.gate.has_come(number + 1)
         await asleep._tick()
-        awake._is_thorough = True
-        await awake._claim()
+        awake._claims._is_thorough = True
+        await awake._claims._claim()
         run = await laptop.stores.runs.get(f"r{number}")
         assert run is not None
         assert (run.worker, run.epoch) == ("asleep", 1)

@@ -71,7 +71,7 @@ async def test_who_has_lost_a_run_asks_nothing_for_it() -> None:
     await first.start()
     await first.submit(owner="ann", graph_id="ask", run_id="r", input="it")
     await stalling.asleep.wait()
-    gone = first._active["r"].gone
+    gone = first._runs.by_id["r"].gone
     clock.advance(SETTINGS.lease_s + 1)
     async with await host_with(stores, clock=clock) as second:
         async for event in second.events("r"):
@@ -96,7 +96,7 @@ async def test_fenced_worker_does_not_report_the_end_of_the_run() -> None:
     await first.start()
     await first.submit(owner="ann", graph_id="echo", run_id="r", input="it")
     await stalling.asleep.wait()
-    log, gone = first._active["r"].log, first._active["r"].gone
+    log, gone = first._runs.by_id["r"].log, first._runs.by_id["r"].gone
     assert log is not None
     await log.flush()  # nothing is left whose writing would prove that it was lost
     clock.advance(SETTINGS.lease_s + 1)

@@ -77,7 +77,7 @@ class Scene:
 
 async def written(host: RunHost) -> HostedRun:
     """The run here once all its events are in the store, so that no refused event shows that it was lost."""
-    hosted = host._active["r"]
+    hosted = host._runs.by_id["r"]
     assert hosted.log is not None
     await hosted.log.flush()
     return hosted
@@ -105,7 +105,7 @@ async def test_a_host_that_lost_a_run_stops_it_and_writes_nothing_more() -> None
     scene = Scene()
     asleep = await scene.begun(tick_s=1_000)  # as if it were stopped: it renews nothing
     scene.lease_runs_out()
-    lost = asleep._active["r"]
+    lost = asleep._runs.by_id["r"]
     async with await scene.host("second") as second:
         await scene.gate.has_come(2)
         scene.gate.opened.set()  # both would go on now
@@ -139,7 +139,7 @@ async def test_a_host_that_claims_its_own_lost_run_again_works_on_it_once() -> N
     scene = Scene()
     host = await scene.begun(tick_s=1_000)
     scene.lease_runs_out()
-    host._wake()
+    host._claims.wake()
     await scene.gate.has_come(2)
     scene.gate.opened.set()
     left = await host.wait("r")
@@ -168,7 +168,7 @@ async def test_a_host_that_claims_its_own_lost_run_again_begins_when_what_it_had
     host = await scene.begun(tick_s=1_000)
     await written(host)
     scene.lease_runs_out()
-    host._wake()
+    host._claims.wake()
     try:
         async with asyncio.timeout(10):
             await gate.stopped.wait()

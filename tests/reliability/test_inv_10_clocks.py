@@ -131,7 +131,7 @@ async def stopped_worker(seed: int) -> None:
     await stopped.start()
     run = await stopped.submit(owner="ann", graph_id="naps", input="x")
     await asyncio.sleep(chance.uniform(0.1, 14))
-    hosted = stopped._active.get(run.id)
+    hosted = stopped._runs.by_id.get(run.id)
     for task in (stopped._claiming, stopped._ticking, stopped._tidying):  # nothing renews, nothing looks
         if task is not None:
             task.cancel()

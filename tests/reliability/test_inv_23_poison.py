@@ -203,6 +203,11 @@ async def a_word(stores: Stores, n: int) -> Row:
     return Row({"word": f"word{n}"})
 
 
+async def an_identity(stores: Stores, n: int) -> Row:
+    await stores.runs.database_id()
+    return Row({"number": 1})
+
+
 MAKERS: Mapping[str, Make] = {
     "runs": a_run,
     "events": an_event,
@@ -224,6 +229,7 @@ MAKERS: Mapping[str, Make] = {
     "memories": a_memory,
     "memory_spaces": a_space,
     "memory_words": a_word,
+    "database_identity": an_identity,
 }
 
 
@@ -267,7 +273,9 @@ async def test_unreadable_rows_harm_no_others(url: str, table: str) -> None:
     for _ in range(2):  # the second time over what the first server left
         async with await open_stores(url) as stores, _server(stores) as server, server.client("root") as root:
             await _bystanders_complete(server)
-            await _runs_end(stores, url, [row.run_id for row, column in damaged if row.run_id and column != "status"])
+            # Of another status it may have ended already, and a run with a queue is left to an engine.
+            kept = {"status", "queue"}
+            await _runs_end(stores, url, [row.run_id for row, column in damaged if row.run_id and column not in kept])
             await _lists_are_complete(root)
             await _reads_are_typed(root, damaged)
             found = {f"{error.table}" for error in await stores.check_rows()}

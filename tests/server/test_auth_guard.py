@@ -223,7 +223,7 @@ async def test_a_stream_is_resumed_with_a_new_token_where_the_old_one_expired(cl
         run = await server.host.submit(owner="ann", graph_id="gate")
         path = f"/api/runs/{run.id}/events"
         await server.gate.entered.wait()
-        log = server.host._active[run.id].log
+        log = server.host._runs.by_id[run.id].log
         assert log is not None
         await log.flush()  # so that the stream has something to read when it begins
         following = asyncio.ensure_future(old.get(path))

@@ -108,13 +108,10 @@ class Submit(Protocol):
 class Control:
     """Controls the runs in one host's stores."""
 
-    def __init__(
-        self, context: HostContext, active: Mapping[str, HostedRun], submit: Submit, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: HostContext, active: Mapping[str, HostedRun], submit: Submit) -> None:
         self._context = context
         self._active = active
         self._submit = submit
-        self._wake = wake
 
     # Cancel.
 
@@ -286,7 +283,6 @@ class Control:
             raise RunNotFound(run.id) from None
         if failpoints.hook is not None:
             failpoints.hook("grant.committed")
-        self._wake()
         return queued
 
     async def _transact(self, unit: Callable[[Any], Coroutine[Any, Any, RunRecord]]) -> RunRecord:

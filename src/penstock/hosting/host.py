@@ -1,10 +1,10 @@
 """The run host: accepts runs, executes them, and lets clients follow, cancel, resume and fork them.
 
 A run belongs to the stores, not to the client that submitted it or the host that executes it. Any number of hosts share
-the stores. Each host claims the runs it has room for, under a lease that it renews; when a host dies, its leases expire
-and other hosts claim its runs. In-memory state may therefore vanish at any time.
+the stores, and an engine gets runs to hosts: the claim loop by itself, or one that was given to the host. In-memory
+state may vanish at any time: the run continues on another host.
 
-A host has three tasks: one claims runs, one renews leases and polls for cancel requests and answers, one does
+Besides the tasks of its engine a host has two: one renews leases and polls for cancel requests and answers, one does
 housekeeping. An unavailable store delays these tasks and never ends them.
 """
 
@@ -14,24 +14,26 @@ import asyncio
 import logging
 import os
 import socket
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts
-from penstock.errors import InvalidValue, LedgerUnavailable, PenstockError
-from penstock.hosting.admission import MAX_WAITING, Admission, CheckRoom, Overloaded
+from penstock.errors import PenstockError
+from penstock.hosting.active_runs import ActiveRuns
+from penstock.hosting.admission import Admission, CheckRoom, Overloaded
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
+from penstock.hosting.claim_loop import PARKING_S, ClaimLoop
 from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
 from penstock.hosting.day_budgets import DayBudget, budgets_of_day, stored_budgets, stored_usage
+from penstock.hosting.dispatched import DispatchedWork, Sweeper
+from penstock.hosting.engine import Engine, EngineHealth, EngineUnavailable, Why
 from penstock.hosting.figures import RunFigures
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock
 from penstock.hosting.hosted_run import HostedRun
@@ -91,8 +93,6 @@ __all__ = [
 logger = logging.getLogger("penstock.hosting")
 
 TIDY_S = 5.0
-PARKING_S = 2.0
-"""How long a closing host waits for the stores to accept the runs it parks."""
 REMOVE_S = 60.0
 SWEEP_S = 3_600.0
 """Interval between sweeps for orphaned accounts."""
@@ -162,7 +162,9 @@ class RunHost:
         prices: PriceBook | None = None,
         worker: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        engine: Engine | None = None,
     ) -> None:
+        """Without an `engine`, hosts claim runs from the stores that they share."""
         self.stores = stores
         self.settings = settings
         self.services = as_services({"memory": stores.memories, **as_services(services)})
@@ -178,26 +180,17 @@ class RunHost:
         """Run handlers, by the `kind` in a run's origin."""
         self.on_delete = self._context.on_delete
         """Callbacks that remove further data together with removed runs."""
-        self._active: dict[str, HostedRun] = {}
-        self._tasks: dict[HostedRun, asyncio.Task[None]] = {}
+        self._runs = ActiveRuns(self._context)
         self._admission = Admission(self._context)
-        self._control = Control(self._context, self._active, self._fork, self._wake)
+        self._control = Control(self._context, self._runs.by_id, self._fork)
         self._bills = Bills(self._context)
-        self._wanted = asyncio.Event()
-        self._starting: Counter[str] = Counter()
-        """Number of runs per owner that are being added and start on this host immediately."""
-        self._unsure: set[str] = set()
-        """Runs whose admission may have been committed, with a claim, although the store's response was lost."""
-        self._coming: dict[str, int] = {}
-        """Runs submitted here and not claimed yet, each with the value of `_looks` at its submission."""
-        self._looks = 0
-        self._reading = Reading(self._context, self._active, self._coming)
-        self._is_thorough = True
-        """Whether the next pass over the queue considers all queued runs, not only those submitted here."""
-        self._has_left_some = True
-        """Whether the last pass may have left runs in the queue for lack of room."""
-        self._is_closing = False
-        self._claiming: asyncio.Task[None] | None = None
+        self._claims = ClaimLoop(self._context, self._admission, self._runs) if engine is None else None
+        """The embedded engine, which alone can claim a run in the transaction that adds it; None with another one."""
+        self._engine: Engine = self._claims or cast("Engine", engine)
+        self._sweeper = Sweeper(self._context)
+        self._work: DispatchedWork | None = None
+        coming: Collection[str] = () if self._claims is None else self._claims.coming
+        self._reading = Reading(self._context, self._runs.by_id, coming)
         self._ticking: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._queued = 0
@@ -237,41 +230,35 @@ class RunHost:
 
     async def start(self) -> None:
         """Start the host's tasks; runs parked by other hosts are requeued first."""
-        if self._claiming is not None:
+        if self._ticking is not None:
             return
         self._reading.is_closed, self._reading.is_working = False, True
         limit_abandoned(self.settings.max_abandoned_threads)
+        self._work = DispatchedWork(self._context, self._runs, self._control, await self._database_id())
+        await self._engine.start(self._work)
         open_hosts.add(self)
-        await self._once(self._tidy)
-        self._is_closing = False
-        self._claiming = asyncio.create_task(self._keep_claiming(), name=f"{self.worker} claims")
+        await self._context.guard(self._tidy)
         self._tidying = asyncio.create_task(self._keep(self._tidy, TIDY_S), name=f"{self.worker} tidies")
         self._ticking = asyncio.create_task(self._keep(self._tick, self.settings.tick_s), name=f"{self.worker} ticks")
 
+    async def _database_id(self) -> str:
+        return "" if self._claims is not None else await self.stores.runs.database_id()
+
     async def close(self, drain_s: float | None = None) -> None:
-        """Stop claiming runs, wait up to `drain_s` for runs to end, and park the rest for the next host."""
+        """Take no further runs, wait up to `drain_s` for runs to end, and park the rest for the next host."""
         drain_s = self.settings.drain_s if drain_s is None else drain_s
-        self._is_closing = True
-        self._wake()
-        if self._claiming is not None:  # a claim in progress would leave its run idle until the lease expires
-            await asyncio.wait((self._claiming,), timeout=PARKING_S)
-        await _stopped(self._claiming, self._tidying)
-        self._park(hosted for hosted in self._active.values() if hosted.is_waiting)
-        await self._drained(drain_s)
-        self._park(self._active.values())
-        await self._drained(PARKING_S)
-        await _stopped(*self._tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
-        self._claiming = self._tidying = self._ticking = None
+        runs = self._runs
+        await self._engine.drain()
+        await _stopped(self._tidying)
+        runs.park(hosted for hosted in runs.by_id.values() if hosted.is_waiting)
+        await runs.drained(drain_s)
+        runs.park(runs.by_id.values())
+        await runs.drained(PARKING_S)
+        await _stopped(*runs.tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
+        await self._engine.close()
+        self._tidying = self._ticking = None
         open_hosts.discard(self)
         self._reading.close()
-
-    def _park(self, runs: Iterable[HostedRun]) -> None:
-        for hosted in list(runs):
-            hosted.park()
-
-    async def _drained(self, timeout_s: float) -> None:
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
 
     # Public operations.
 
@@ -330,7 +317,9 @@ class RunHost:
         run_id, reason, by = checks.identifier("run_id", run_id), checks.text("reason", reason), checks.text("by", by)
         if owner is not None:
             checks.text("owner", owner, minimum=1)
-        return await self._control.cancel(run_id, reason, by, owner)
+        result = await self._control.cancel(run_id, reason, by, owner)
+        await self._nudge(run_id, "cancel")
+        return result
 
     async def remove(self, run_id: str) -> None:
         """Remove an ended run and all its data before its retention time; Conflict if it has not ended."""
@@ -338,7 +327,7 @@ class RunHost:
 
     async def resume(self, run_id: str) -> RunRecord:
         """Resume a parked, halted, cancelled or failed run from where it stopped."""
-        return await self._control.resume(run_id)
+        return await self._dispatch(await self._control.resume(run_id))
 
     async def grant(
         self, run_id: str, more: RunLimits | Mapping[str, Any], *, by: str, within: RunLimits = NO_CEILINGS
@@ -348,7 +337,8 @@ class RunHost:
         Raises Conflict, and grants nothing, if the run is not halted, if another request resumed it first, or if `more`
         does not raise the limit that halted the run. Raises InvalidValue if the new limits would exceed `within`.
         """
-        return await self._control.grant(run_id, _as_limits(more), checks.text("by", by), within)
+        granted = await self._control.grant(run_id, _as_limits(more), checks.text("by", by), within)
+        return await self._dispatch(granted)
 
     @property
     def prices(self) -> PriceBook:
@@ -362,7 +352,7 @@ class RunHost:
         such as a replay, has none; an unavailable ledger leaves those of others out.
         """
         claimed = [run for run in runs if run.status in CLAIMED]
-        here = {run.id: hosted.balance for run in claimed if (hosted := self._active.get(run.id)) is not None}
+        here = {run.id: hosted.balance for run in claimed if (hosted := self._runs.by_id.get(run.id)) is not None}
         found = {run_id: balance for run_id, balance in here.items() if balance is not None}
         return {**found, **await stored_usage(self._context, [run.id for run in claimed if run.id not in here])}
 
@@ -433,19 +423,25 @@ class RunHost:
             raise ApprovalNotFound(approval_id) from None
         if failpoints.hook is not None:
             failpoints.hook("approval.answered")
-        hosted = self._active.get(approval.run_id)
+        hosted = self._runs.by_id.get(approval.run_id)
         if hosted is not None:
             hosted.answered(approval)
+        else:
+            await self._nudge(approval.run_id, "answer")
         if approval.state == "withdrawn":
             raise Conflict(f"approval {approval_id!r} cannot be read, and was withdrawn: it cannot be answered")
         return approval
 
+    async def engine_health(self) -> EngineHealth:
+        """Return whether the engine of this host can be reached."""
+        return await self._engine.health()
+
     def stats(self) -> dict[str, Any]:
         """Return the statistics of this host: current run counts, and totals since it was created."""
-        waiting = sum(1 for hosted in self._active.values() if hosted.is_waiting)
+        waiting = self._runs.waiting
         return {
             "worker": self.worker,
-            "running": len(self._active) - waiting,
+            "running": len(self._runs.by_id) - waiting,
             "waiting": waiting,
             "queued": self._queued,
             "totals": dict(self._context.counted),
@@ -467,34 +463,62 @@ class RunHost:
     async def _add(self, submission: _Submission) -> RunRecord:
         """Add a run and start it if there is room; return the existing run if it is the same."""
         run_id, owner = submission.run.id, submission.run.owner
-        starts_here = self._starts_here(owner)
-        with self._admission.place(owner) as check_room, self._reserved(owner, starts_here):
+        claims = self._claims
+        starts_here = claims is not None and claims.starts_here(owner)
+        reserved = nullcontext() if claims is None else claims.reserved(owner, starts_here)
+        with self._admission.place(owner) as check_room, reserved:
             try:
                 admitted = await self.stores.transaction(
                     lambda stores: self._admit(stores, submission, check_room, starts_here),
                     inline=not submission.journal,
                 )
             except (StoreUnavailable, asyncio.CancelledError):
-                if starts_here:  # the transaction may have been committed, and then the run is claimed by this host
-                    self._unsure.add(run_id)
+                if claims is not None and starts_here:  # it may have been committed, and then this host has claimed it
+                    claims.lost_sight_of(run_id)
                 raise
         added, claimed = admitted.run, admitted.claimed
         note(run_id=run_id)
         if not admitted.is_new:
-            if run_id in self._unsure:
-                await self._resolve(run_id)
+            if claims is not None:
+                await claims.resolve(run_id)
+            elif added.status == "queued":  # the response to its submission may have been lost before it was dispatched
+                await self._dispatch(added)
             return added
         if failpoints.hook is not None:
             failpoints.hook("submit.added")
         self._context.counted["submitted"] += 1
-        if claimed is not None:
-            await self._start(claimed, is_new=True)
+        if claims is not None and claimed is not None:
+            await claims.begin(claimed, is_new=True)
         elif admitted.cancel is not None and await self._control.end_unclaimed(added, admitted.cancel.reason):
             return await self._control.found(run_id)
+        elif claims is not None:
+            claims.added(run_id)
         else:
-            self._coming[run_id] = self._looks
-            self._wanted.set()
+            await self._dispatch(added)
         return added
+
+    async def _dispatch(self, run: RunRecord) -> RunRecord:
+        """Have the engine dispatch a stored run; if it cannot now, the sweeper does so later."""
+        try:
+            await self._engine.dispatch(run)
+        except EngineUnavailable as error:
+            self._context.counted["engine_failures"] += 1
+            logger.warning("run %s is queued, and dispatched later: %s", run.id, error)
+        return run
+
+    async def _nudge(self, run_id: str, why: Why) -> None:
+        """Have the engine wake a run that waits in it."""
+        if self._claims is not None:
+            return
+        try:
+            run = await self.stores.runs.get(run_id)
+            if run is not None:
+                await self._engine.nudge(run, why)
+        except EngineUnavailable as error:  # the sweeper finds what is stored
+            self._context.counted["engine_failures"] += 1
+            logger.warning("run %s learns later that it has %s: %s", run_id, f"a {why}", error)
+        except (StoreUnavailable, StoreCorrupt):
+            self._context.counted["store_failures"] += 1
 
     async def _admit(
         self, stores: TransactionStores, submission: _Submission, check_room: CheckRoom, starts_here: bool
@@ -511,8 +535,8 @@ class RunHost:
         cancel = found.get(made.id)
         if cancel is not None:
             await stores.cancels.put(replace(cancel, until_ms=UNTIL_ENDED))  # the run exists now
-        elif starts_here and not waiting:
-            claimed = await self._admission.claim_with(stores.runs, made.id)
+        elif self._claims is not None and starts_here and not waiting:
+            claimed = await self._claims.claim(stores.runs, made.id)
             return _Admitted(added, is_new=True, claimed=claimed)
         await stores.events.append(made.id, 0, [HostedEvent(1, made.created_ms, "run.queued")])
         return _Admitted(added, is_new=True, cancel=cancel)
@@ -528,9 +552,7 @@ class RunHost:
             if head.is_archived and await stores.runs.get(run.id) is None:
                 raise GraphArchived(run.graph_id)
             version = head.version
-        return RunRecord(
-            run.id, run.owner, run.graph_id, version, run.input, run.limits, run.origin, created_ms=submission.at_ms
-        )
+        return run._replace(graph_version=version, created_ms=submission.at_ms, queue=run.queue or self._engine.queue)
 
     async def _add_or_find(self, stores: TransactionStores, run: RunRecord, submission: _Submission) -> AddedRun:
         try:
@@ -544,155 +566,17 @@ class RunHost:
                 return AddedRun(error.known, is_new=False)
             raise
 
-    async def _start(self, claimed: RunRecord, *, is_new: bool = False) -> None:
-        """Start a run that was claimed at its admission, or park it if this host is closing."""
-        if self._is_closing:
-            await self.stores.runs.update(claimed.id, claimed.epoch, status="parked")
-        else:
-            self._begin(claimed, is_new=is_new)
-
-    async def _resolve(self, run_id: str) -> None:
-        """Start a run whose admission was committed although the store's response was lost."""
-        run = None
-        with suppress(StoreCorrupt):  # its claim expires, and the next claim fails it
-            run = await self.stores.runs.get(run_id)
-        self._unsure.discard(run_id)
-        is_ours = run is not None and run.status in CLAIMED and (run.worker, run.epoch) == (self.worker, 1)
-        if run is not None and is_ours and run_id not in self._active:
-            await self._start(run)
-
-    @contextmanager
-    def _reserved(self, owner: str, starts_here: bool) -> Iterator[None]:
-        """Reserve a slot for a run that is about to start here, so that no other run takes it in the meantime."""
-        if not starts_here:
-            yield
-            return
-        self._starting[owner] += 1
-        try:
-            yield
-        finally:
-            self._starting[owner] -= 1
-            self._starting += Counter()
-
-    def _wake(self) -> None:
-        self._is_thorough = True
-        self._wanted.set()
-
-    # The three tasks.
-
-    async def _keep_claiming(self) -> None:
-        while not self._is_closing:
-            self._wanted.clear()
-            await self._once(self._claim)
-            await self._wanted.wait()
+    # The two tasks.
 
     async def _keep(self, turn: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
-            await self._once(turn)
+            await self._context.guard(turn)
             await asyncio.sleep(every_s)
 
-    async def _once(self, turn: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await turn()
-        except (StoreUnavailable, LedgerUnavailable):
-            self._context.counted["store_failures"] += 1
-        except Exception:  # one failure must not stop the other runs of this host
-            self._context.counted["host_failures"] += 1
-            logger.exception("a periodic task of the host failed; it is tried again at the next interval")
-
-    async def _claim(self) -> None:
-        """Claim runs while there is room: any queued run in a thorough pass, else until those submitted here are gone.
-
-        Other hosts claim the runs submitted to them; runs they leave are found by the thorough pass of each tick.
-        """
-        for run_id in [*self._unsure]:
-            await self._resolve(run_id)
-        is_thorough = self._is_thorough or self._has_left_some
-        self._is_thorough, self._has_left_some = False, True
-        self._looks += 1
-        if not self._may_begin():
-            return
-
-        def begin(run: RunRecord) -> bool:
-            self._begin(run)
-            self._coming.pop(run.id, None)
-            return self._may_begin() and (is_thorough or bool(self._coming))
-
-        await self._admission.claim(self._by_owner, begin)
-        self._has_left_some = not self._may_begin() or self._admission.is_choosing(self._by_owner())
-        for run_id in [id for id, looks in self._coming.items() if looks < self._looks]:
-            del self._coming[run_id]  # another host has claimed it
-
-    def _may_begin(self) -> bool:
-        if self._is_closing:
-            return False
-        active, most = self._active, self.settings.max_running
-        taken = len(active) + self._starting.total()
-        if taken < most:  # regardless of how many of them are waiting
-            return True
-        waiting = sum(1 for hosted in active.values() if hosted.is_waiting)
-        return taken - waiting < most and waiting < most * MAX_WAITING
-
-    def _starts_here(self, owner: str) -> bool:
-        """Whether this host has room for a run of this owner, and no run submitted here is queued ahead of it."""
-        if self._claiming is None or self._coming or not self._may_begin():
-            return False
-        return self._by_owner().get(owner, 0) < self.settings.max_running_per_owner
-
-    def _by_owner(self) -> dict[str, int]:
-        """Number of active runs per owner; empty while no owner can have reached the per-owner limit."""
-        count: dict[str, int] = dict(self._starting)
-        if len(self._active) + len(count) < self.settings.max_running_per_owner:
-            return {}
-        for hosted in self._active.values():
-            if not hosted.is_waiting:
-                count[hosted.run.owner] = count.get(hosted.run.owner, 0) + 1
-        return count
-
-    def _begin(self, run: RunRecord, *, is_new: bool = False) -> None:
-        if failpoints.hook is not None:
-            failpoints.hook("claim.taken")
-        before = self._active.get(run.id)
-        if before is not None:  # this host's own lease expired, and this host claimed the run again
-            before.fence()
-        hosted = self._active[run.id] = HostedRun(self._context, run, is_new=is_new)
-        after = None if before is None else self._tasks.get(before)
-        self._context.counted["claimed"] += 1
-        self._tasks[hosted] = asyncio.create_task(self._work(hosted, after), name=f"run {run.id}")
-
-    async def _work(self, hosted: HostedRun, after: asyncio.Task[None] | None) -> None:
-        began_ns = self._context.clock.monotonic_ns()
-        try:
-            if after is not None:
-                await asyncio.wait((after,))
-            left = await hosted.work()
-            if left is None:
-                self._context.counted["lost"] += 1
-            else:
-                self._context.count_left(hosted.run, left)
-            self._admission.took((self._context.clock.monotonic_ns() - began_ns) / NANOS_PER_S)
-        except (InvalidValue, StoreCorrupt) as error:
-            await self._once(partial(self._fail_unreadable, hosted.run, error))
-        except Exception:
-            self._context.counted["host_failures"] += 1
-            logger.exception("this host could not finish run %s", hosted.run.id)
-        finally:
-            self._tasks.pop(hosted, None)
-            if self._active.get(hosted.run.id) is hosted:
-                del self._active[hosted.run.id]
-            hosted.gone.set()
-            if self._has_left_some:  # there is room now for runs left in the queue
-                self._wake()
-
-    async def _fail_unreadable(self, run: RunRecord, error: InvalidValue | StoreCorrupt) -> None:
-        """Fail a run that cannot even be ended as usual: its row holds what cannot be read, or not be written back."""
-        corrupt = error if isinstance(error, StoreCorrupt) else StoreCorrupt("runs", run.id, str(error))
-        logger.error("run %s cannot be finished: %s", run.id, corrupt)
-        await self.stores.runs.fail_unreadable(run.id, corrupt, now_ms=self._context.now_ms(), epoch=run.epoch)
-
     async def _tick(self) -> None:
-        self._wake()
-        active = dict(self._active)
+        if self._claims is not None:
+            self._claims.wake()
+        active = dict(self._runs.by_id)
         if not active:
             return
         now_ns = self._context.steady.time_ns()  # this clock includes suspends: after one, renew the leases at once
@@ -709,6 +593,8 @@ class RunHost:
                 waiting[id].answered(approval)
         for hosted in active.values():
             hosted.notice_idle()
+        if self._claims is None and self._work is not None:
+            self._work.park_idle()
 
     async def _renew(self, active: Mapping[str, HostedRun]) -> None:
         lease_ms = round(self.settings.lease_s * 1_000)
@@ -718,13 +604,11 @@ class RunHost:
                 active[run_id].fence()
 
     async def _tidy(self) -> None:
-        for run in await self.stores.runs.list(statuses=PARKED, limit=100):
-            try:
-                await self._control.resume(run.id, statuses=PARKED)
-            except (Conflict, RunNotFound):
-                continue  # another host resumed it first
-            except StoreCorrupt as error:
-                await self.stores.runs.fail_unreadable(run.id, error, now_ms=self._context.now_ms())
+        if self._claims is not None:
+            await self._resume_parked()
+        else:
+            for run in await self._sweeper.without_work():
+                await self._dispatch(run)
         self._queued = await self.stores.runs.count(statuses=QUEUED)
         now_ns = self._context.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:
@@ -735,8 +619,17 @@ class RunHost:
                 self._next_sweep_ns = now_ns + round(SWEEP_S * NANOS_PER_S)
             await self._control.prune_cancel_requests()
 
+    async def _resume_parked(self) -> None:
+        for run in await self.stores.runs.list(statuses=PARKED, limit=100):
+            try:
+                await self._dispatch(await self._control.resume(run.id, statuses=PARKED))
+            except (Conflict, RunNotFound):
+                continue  # another host resumed it first
+            except StoreCorrupt as error:
+                await self.stores.runs.fail_unreadable(run.id, error, now_ms=self._context.now_ms())
 
-async def _stopped(*tasks: asyncio.Task[None] | None) -> None:
+
+async def _stopped(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks, and wait until they have ended."""
     ending = [task for task in tasks if task is not None]
     for task in ending:

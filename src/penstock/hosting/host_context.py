@@ -10,16 +10,19 @@ from typing import Any, Protocol
 
 from penstock import logs
 from penstock.clock import Clock
+from penstock.errors import LedgerUnavailable
 from penstock.hosting.figures import RunFigures
 from penstock.hosting.forking import inputs_of
 from penstock.hosting.limits import HostSettings
-from penstock.hosting.ports import ENDED, GraphRecord, HostStores, RunRecord
+from penstock.hosting.ports import ENDED, GraphRecord, HostStores, RunRecord, StoreUnavailable
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.money import to_usd
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.runtime.graphs.graph_plan import GraphPlan
+
+logger = logging.getLogger("penstock.hosting")
 
 MAX_GRAPHS = 256
 
@@ -122,6 +125,16 @@ class HostContext:
     def handler_of(self, run: RunRecord) -> RunHandler | None:
         """Return the handler of this run; None if it has none, such as a fork or a replay."""
         return self.handlers.get(str(run.origin.get("kind", "run")))
+
+    async def guard(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """Await one turn of a periodic task; a failure is counted and ends nothing."""
+        try:
+            await turn()
+        except (StoreUnavailable, LedgerUnavailable):
+            self.counted["store_failures"] += 1
+        except Exception:  # one failure must not stop the other runs of this host
+            self.counted["host_failures"] += 1
+            logger.exception("a periodic task of the host failed; it is tried again at the next interval")
 
     def count_left(self, before: RunRecord, left: RunRecord) -> None:
         """Count the usage of a run since it was claimed and, if it has ended, its status and duration."""

@@ -644,6 +644,11 @@ class HostedRun:
         """Update the status: the run no longer waits for this approval."""
         await self._update_status()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the run only waits for answers, and its events say so."""
+        return self.log is not None and self.log.seq == self._idle_seq and bool(self.asks) and self.decided is None
+
     def notice_idle(self) -> None:
         """Emit `run.waiting` with `idle`, once, when the last call that does not wait for an answer has ended."""
         asks, log = self.asks, self.log

@@ -175,7 +175,7 @@ WHOLE = frozenset(
 )
 USUAL_LIMITS = RunLimits(max_cost_usd="1", max_steps=1_000, timeout_s=3_600)
 NO_CEILINGS = RunLimits()
-POSITIVE = frozenset({"lease_s", "tick_s", "early_cancel_s"})
+POSITIVE = frozenset({"lease_s", "tick_s", "early_cancel_s", "park_waiting_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,8 @@ class HostSettings:
     """How long a call waits for what other calls hold, of its run, its owner or the day; 0 refuses it at once."""
     drain_s: float = 10
     """How long runs may take to end when the host closes, before they are parked."""
+    park_waiting_s: float = 60
+    """With an engine: a run that only waits for an answer is parked after this time, and leaves its worker."""
     keep_days: float = 30
     """How long runs are kept after their end."""
     record_payloads: RecordPayloads = "off"

@@ -69,6 +69,10 @@ USAGE = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_c
 """The usage fields of a run."""
 
 
+USUAL_PRIORITY = 3
+"""Priority of a run that is submitted without one."""
+
+
 class RunRecord(NamedTuple):
     """The current state of one run."""
 
@@ -115,6 +119,12 @@ class RunRecord(NamedTuple):
     halt: Mapping[str, Any] | None = None
     """The limit that halted the run: `whose` it is, `stop_reason`, `message`, its figures and `node_id`; None if no
     limit did."""
+    queue: str | None = None
+    """Queue of the engine that the run is dispatched to; None if hosts claim it themselves."""
+    priority: int = USUAL_PRIORITY
+    """From 1, the first to be worked on, to 5; only an engine with queues applies it."""
+    fence: int = 0
+    """Number of the engine's newest dispatch that a worker took the run under; 0 if no engine ever dispatched it."""
 
     @property
     def chat_id(self) -> Any:
@@ -396,8 +406,23 @@ class RunStore(Protocol):
         """Claim the oldest run that is queued or whose lease has expired; only the run `run_id`, if given.
 
         The run is then `running`, with the next epoch. Of any number of concurrent workers, one gets it. A run whose
-        row cannot be read is not returned: it becomes `failed`, with an error that names the row.
+        row cannot be read is not returned: it becomes `failed`, with an error that names the row. A run with a `queue`
+        is left to the engine that dispatches it.
         """
+
+    async def take(
+        self, run_id: str, worker: str, fence: int, *, queue: str, now_ms: int, lease_ms: int
+    ) -> RunRecord | None:
+        """Take a run that an engine has dispatched to this worker; the newer `fence` wins.
+
+        The run is then `running` in this queue, with the next epoch. None if the run is unknown, has ended or is
+        parked, was taken under this fence or a newer one, or is claimed by a host without an engine whose lease has not
+        expired. Repeating the call with the same worker and fence returns the run. A row that cannot be read is treated
+        as in `claim`.
+        """
+
+    async def database_id(self) -> str:
+        """Return the random id of this database, which a copy or a restored backup of it shares."""
 
     async def fail_unreadable(self, run_id: str, error: StoreCorrupt, *, now_ms: int, epoch: int | None = None) -> None:
         """Make a run `failed` because a row of it cannot be read; nothing if it has ended, or is claimed elsewhere.

@@ -21,10 +21,6 @@ class Data(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class NoData(Data):
-    """An event without data."""
-
-
 class StartData(Data):
     epoch: int
     replayed: int | None = Field(None, description="Number of journal entries found; of a resumed run")
@@ -73,6 +69,12 @@ class CancelledData(UsageData):
 class WaitingData(Data):
     approval_id: str
     idle: bool | None = Field(None, description="Whether nothing else of the run is in progress")
+
+
+class QueuedData(Data):
+    missing: list[str] | None = Field(
+        None, description="What the run waits for a worker to have: models, tools and node types of its graph"
+    )
 
 
 class GrantedData(Data):
@@ -222,7 +224,7 @@ class ProgramChangedData(Data):
 
 
 TYPES: dict[str, type[BaseModel]] = {
-    "run.queued": NoData,
+    "run.queued": QueuedData,
     "run.started": StartData,
     "run.resumed": StartData,
     "run.parked": UsageData,

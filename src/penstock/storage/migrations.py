@@ -350,6 +350,16 @@ AUDIT = (
     "CREATE INDEX audit_by_target ON audit (target, at_ms, id)",
 )
 
+ENGINES = (
+    "ALTER TABLE runs ADD COLUMN queue TEXT",
+    "ALTER TABLE runs ADD COLUMN priority BIGINT NOT NULL DEFAULT 3",
+    "ALTER TABLE runs ADD COLUMN fence BIGINT NOT NULL DEFAULT 0",
+    """CREATE TABLE database_identity (
+        number BIGINT NOT NULL PRIMARY KEY,
+        id TEXT NOT NULL
+    )""",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*RUNS, *EVENTS, *JOURNAL, *GRAPHS, *APPROVALS, *CHATS),
     MEMORIES,
@@ -364,6 +374,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     SPENDING,
     TEAMS,
     AUDIT,
+    ENGINES,
 )
 """The statements of version 1, 2, …"""
 

@@ -25,6 +25,7 @@ from penstock.hosting.ports import (
     RunStatus,
     StoreCorrupt,
 )
+from penstock.ids import new_run_id
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
 from penstock.storage.memory.record_codec import RecordCodec
@@ -41,16 +42,16 @@ from penstock.storage.rules import (
 
 RUN = RecordCodec(
     RunRecord,
-    names=("id", "owner", "graph_id", "worker", "stop_reason"),
+    names=("id", "owner", "graph_id", "worker", "stop_reason", "queue"),
     texts=("error",),
     numbers=(
         *("graph_version", "created_ms", "started_ms", "ended_ms", "lease_until_ms", "epoch", "grants"),
         *USAGE,
-        *("crash_count", "worked_ms", "resumed_ms"),
+        *("crash_count", "worked_ms", "resumed_ms", "priority", "fence"),
     ),
     documents=("input", "limits", "origin", "output", "halt"),
     objects=("limits", "origin"),
-    optional=("worker", "stop_reason", "error", "started_ms", "ended_ms", "resumed_ms"),
+    optional=("worker", "stop_reason", "error", "started_ms", "ended_ms", "resumed_ms", "queue"),
     choices={"status": TRANSITIONS},
 )
 
@@ -86,6 +87,7 @@ class MemoryRunStore:
         """The same runs by status, so that claims need not scan ended runs, which are the majority."""
         self._on_remove: list[Callable[[str], None]] = []
         self._on_begin: list[Callable[[str, Sequence[JournalEntry]], None]] = []
+        self._database_id = new_run_id()
 
     def on_remove(self, callback: Callable[[str], None]) -> None:
         """Register `callback(run_id)` to be called for every run that is removed."""
@@ -151,19 +153,27 @@ class MemoryRunStore:
         codec.name("worker", worker)
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
         candidates = self._in(CLAIMABLE) if run_id is None else filter(None, [self._runs.get(run_id)])
-        free = min((run for run in candidates if _is_free(run, now_ms)), key=_age, default=None)
-        if free is None:
+        free = min((run for run in candidates if run.queue is None and _is_free(run, now_ms)), key=_age, default=None)
+        return None if free is None else self._store(_claimed(free, worker, until_ms, now_ms))
+
+    async def take(
+        self, run_id: str, worker: str, fence: int, *, queue: str, now_ms: int, lease_ms: int
+    ) -> RunRecord | None:
+        codec.name("worker", worker)
+        codec.name("queue", queue)
+        until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
+        codec.number("fence", checks.integer("fence", fence, minimum=1))
+        run = self._runs.get(run_id)
+        if run is None or run.status not in CLAIMABLE:
             return None
-        started_ms = now_ms if free.started_ms is None else free.started_ms
-        return self._store(
-            free._replace(
-                status="running",
-                worker=worker,
-                lease_until_ms=until_ms,
-                epoch=free.epoch + 1,
-                started_ms=started_ms,
-            )
-        )
+        if run.fence == fence and run.worker == worker:
+            return RUN.decode(run)
+        if run.fence >= fence or not (run.fence or _is_free(run, now_ms)):
+            return None
+        return self._store(_claimed(run, worker, until_ms, now_ms)._replace(queue=queue, fence=fence))
+
+    async def database_id(self) -> str:
+        return self._database_id
 
     async def fail_unreadable(self, run_id: str, error: StoreCorrupt, *, now_ms: int, epoch: int | None = None) -> None:
         run = self._runs.get(run_id)
@@ -311,6 +321,13 @@ def _matches(run: RunRecord, wanted: RunFilter) -> bool:
         and (wanted.bills != "unresolved" or run.unresolved_nanos > 0)
         and (wanted.bills != "unknown" or run.unknown_costs > 0)
         and (text is None or text in lower_ascii(run.id) or text in lower_ascii(run.graph_id))
+    )
+
+
+def _claimed(run: RunRecord, worker: str, until_ms: int, now_ms: int) -> RunRecord:
+    started_ms = now_ms if run.started_ms is None else run.started_ms
+    return run._replace(
+        status="running", worker=worker, lease_until_ms=until_ms, epoch=run.epoch + 1, started_ms=started_ms
     )
 
 

@@ -30,6 +30,7 @@ from penstock.hosting.ports import (
     StoreCorrupt,
     is_short,
 )
+from penstock.ids import new_run_id
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.storage import codec
 from penstock.storage.port import INLINE_MAX_ROWS, Row, SqlStore, TableCheck, Transaction, Value, chunks, placeholders
@@ -78,6 +79,9 @@ ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
     "worked_ms": codec.number,
     "resumed_ms": codec.optional_number,
     "halt": codec.encode_document,
+    "queue": codec.optional_name,
+    "priority": codec.number,
+    "fence": codec.number,
 }
 """Encoder of each field's column value."""
 
@@ -144,12 +148,21 @@ OPEN = "coalesce(status, '') IN ('queued', 'running', 'waiting')"
 """Worded as in the partial index: a database uses the index only for the same condition."""
 SELECT = f"SELECT {COLUMNS} FROM runs WHERE id = ?"
 INSERT = f"INSERT INTO runs ({COLUMNS}, chat_id) VALUES ({placeholders(len(FIELDS) + 1)}) ON CONFLICT (id) DO NOTHING"
-CLAIM = (
+CLAIMS = (
     "UPDATE runs SET status = 'running', worker = ?, lease_until_ms = ?, "
     f"epoch = CASE WHEN epoch < {codec.MAX_NUMBER} THEN epoch + 1 ELSE epoch END, "
-    "started_ms = coalesce(started_ms, ?) WHERE id = "
-    f"(SELECT id FROM runs WHERE {OPEN} AND (status = 'queued' OR lease_until_ms <= ?)"
+    "started_ms = coalesce(started_ms, ?)"
 )
+CLAIM = (
+    f"{CLAIMS} WHERE id = "
+    f"(SELECT id FROM runs WHERE {OPEN} AND queue IS NULL AND (status = 'queued' OR lease_until_ms <= ?)"
+)
+TAKE = (
+    f"{CLAIMS}, queue = ?, fence = ? WHERE id = ? AND {OPEN} AND fence < ? "
+    f"AND (fence > 0 OR status = 'queued' OR lease_until_ms <= ?) RETURNING {COLUMNS}"
+)
+SELECT_DATABASE_ID = "SELECT id FROM database_identity WHERE number = 1"
+INSERT_DATABASE_ID = "INSERT INTO database_identity (number, id) VALUES (1, ?) ON CONFLICT (number) DO NOTHING"
 FAIL = (
     "UPDATE runs SET status = 'failed', worker = NULL, lease_until_ms = 0, error = ?, "
     "ended_ms = coalesce(ended_ms, ?) WHERE id = ?"
@@ -257,6 +270,41 @@ class SqlRunStore(SqlStore):
             return None
 
         return await self._database.write(body, inline=True)
+
+    async def take(
+        self, run_id: str, worker: str, fence: int, *, queue: str, now_ms: int, lease_ms: int
+    ) -> RunRecord | None:
+        until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
+        newer = codec.number("fence", checks.integer("fence", fence, minimum=1))
+        key, name = codec.lookup_key(run_id), codec.name("worker", worker)
+        values: list[Value] = [name, until_ms, now_ms, codec.name("queue", queue), newer, key, newer, now_ms]
+
+        async def body(transaction: Transaction) -> RunRecord | None:
+            row = await transaction.row(TAKE, *values)
+            try:
+                if row is not None:
+                    return _decode(row)
+                known = await transaction.row(SELECT, key)
+                run = None if known is None else await _read(transaction, known)
+            except StoreCorrupt as error:
+                if row is not None:
+                    await self._fail(transaction, key, error, now_ms)
+                return None
+            is_mine = run is not None and run.status in CLAIMED and (run.worker, run.fence) == (worker, fence)
+            return run if is_mine else None
+
+        return await self._database.write(body, inline=True)
+
+    async def database_id(self) -> str:
+        async def body(transaction: Transaction) -> str:
+            row = await transaction.row(SELECT_DATABASE_ID)
+            if row is None:
+                await transaction.run(INSERT_DATABASE_ID, new_run_id())
+                row = await transaction.row(SELECT_DATABASE_ID)
+            assert row is not None, "it was just stored, here or by another process"
+            return str(row[0])
+
+        return await self._database.write(body)
 
     async def fail_unreadable(self, run_id: str, error: StoreCorrupt, *, now_ms: int, epoch: int | None = None) -> None:
         async def body(transaction: Transaction) -> None:

@@ -25,7 +25,7 @@ CHECKS: Sequence[TableCheck] = (
     *memories.CHECKS,
     *tokens.CHECKS,
 )
-PLAIN = frozenset({"chat_marks", "attachment_uses", "memory_words", "spending"})
+PLAIN = frozenset({"chat_marks", "attachment_uses", "memory_words", "spending", "database_identity"})
 """Tables without anything to decode: names and numbers, whose types the database checks."""
 PAGE = 100
 

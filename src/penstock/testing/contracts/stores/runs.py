@@ -414,6 +414,100 @@ class RunStoreContract(StoreContract):
         assert {run.id for run in taken} == {"queued", *CLAIMED}
 
     @fresh
+    async def test_a_run_of_an_engine_is_not_claimed(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run("dispatched", created_ms=1, queue="gpu"))
+        await stores.runs.add(a_run("free", created_ms=2))
+        first = await stores.runs.claim("w", now_ms=5_000, lease_ms=100)
+        assert first is not None
+        assert first.id == "free"
+        assert await stores.runs.claim("w", now_ms=5_000, lease_ms=100, run_id="dispatched") is None
+        assert await stores.runs.claim("w", now_ms=5_000, lease_ms=100) is None
+        taken = await stores.runs.take("dispatched", "w", 7, queue="gpu", now_ms=5_000, lease_ms=100)
+        assert taken is not None
+        assert await stores.runs.claim("v", now_ms=9_000, lease_ms=100, run_id="dispatched") is None, (
+            "the lease is over"
+        )
+
+    @fresh
+    async def test_a_run_is_taken_under_a_newer_fence_only(self, stores: StoreBundle) -> None:
+        run = (await stores.runs.add(a_run(queue="gpu", priority=1))).run
+        first = await stores.runs.take("r", "w", 5, queue="other", now_ms=1_000, lease_ms=100)
+        taken = run._replace(status="running", worker="w", epoch=1, lease_until_ms=1_100, started_ms=1_000)
+        assert first == taken._replace(queue="other", fence=5) == await stores.runs.get("r")
+        again = await stores.runs.take("r", "w", 5, queue="other", now_ms=1_050, lease_ms=100)
+        assert again == first, "the response to the first call was lost"
+        for worker, fence in (("v", 5), ("v", 4), ("w", 4)):
+            assert await stores.runs.take("r", worker, fence, queue="other", now_ms=9_000, lease_ms=100) is None
+        newer = await stores.runs.take("r", "v", 6, queue="other", now_ms=1_050, lease_ms=100)
+        assert newer is not None, "the lease of the other worker does not matter"
+        assert (newer.worker, newer.epoch, newer.fence, newer.started_ms) == ("v", 2, 6, 1_000)
+        with raises(Fenced):
+            await stores.runs.update("r", 1, cost_nanos=1)
+        assert not await stores.runs.renew("w", ["r"], now_ms=1_060, lease_ms=100)
+
+    @fresh
+    async def test_fences_outlive_the_end_of_a_run(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run(queue="gpu"))
+        taken = await stores.runs.take("r", "w", 2**32 + 1, queue="gpu", now_ms=1, lease_ms=100)
+        assert taken is not None
+        ended = await stores.runs.update("r", 1, status="halted", ended_ms=2)
+        assert await stores.runs.take("r", "w", 2**33, queue="gpu", now_ms=3, lease_ms=100) is None, "it has ended"
+        queued = await stores.runs.requeue("r", ended.epoch)
+        assert (queued.fence, queued.queue) == (2**32 + 1, "gpu")
+        assert await stores.runs.take("r", "v", 2**32, queue="gpu", now_ms=3, lease_ms=100) is None
+        again = await stores.runs.take("r", "w", 2**33, queue="gpu", now_ms=3, lease_ms=100)
+        assert again is not None
+        assert (again.status, again.epoch, again.fence) == ("running", 2, 2**33)
+
+    @fresh
+    async def test_only_queued_and_claimed_runs_can_be_taken(self, stores: StoreBundle) -> None:
+        for status in TRANSITIONS:
+            await brought_to(stores, status, status)
+            taken = await stores.runs.take(status, "v", 9, queue="q", now_ms=9_000, lease_ms=100)
+            assert (taken is not None) == (status in {"queued", *CLAIMED}), status
+        assert await stores.runs.take("unknown", "v", 9, queue="q", now_ms=9_000, lease_ms=100) is None
+
+    @fresh
+    async def test_a_run_that_a_host_claimed_is_taken_only_after_its_lease(self, stores: StoreBundle) -> None:
+        run = await claimed(stores)
+        before = run.lease_until_ms - 1
+        assert await stores.runs.take("r", "v", 9, queue="q", now_ms=before, lease_ms=100) is None
+        taken = await stores.runs.take("r", "v", 9, queue="q", now_ms=before + 1, lease_ms=100)
+        assert taken is not None
+        assert (taken.worker, taken.queue, taken.epoch) == ("v", "q", run.epoch + 1)
+
+    @fresh
+    async def test_a_take_that_cannot_be_stored_is_refused(self, stores: StoreBundle) -> None:
+        run = (await stores.runs.add(a_run())).run
+        for name in NOT_NAMES:
+            with raises(InvalidValue):
+                await stores.runs.take("r", name, 1, queue="q", now_ms=1, lease_ms=1)
+            with raises(InvalidValue):
+                await stores.runs.take("r", "w", 1, queue=name, now_ms=1, lease_ms=1)
+        for fence in (0, -1, 2**63, True, None, "1"):
+            with raises(InvalidValue):
+                await stores.runs.take("r", "w", fence, queue="q", now_ms=1, lease_ms=1)  # type: ignore[arg-type]
+        assert await stores.runs.get("r") == run
+
+    @fresh
+    async def test_concurrent_takes_under_one_fence_give_the_run_to_one_worker(self, stores: StoreBundle) -> None:
+        await stores.runs.add(a_run())
+        async with self.another(stores) as other:
+            both = (stores, other)
+            takes = [
+                both[n % 2].runs.take("r", f"w{n}", 3, queue="q", now_ms=1, lease_ms=100) for n in range(self.claimants)
+            ]
+            got = [run for run in await asyncio.gather(*takes) if run is not None]
+        assert [run.epoch for run in got] == [1]
+
+    @fresh
+    async def test_a_database_has_one_id(self, stores: StoreBundle) -> None:
+        async with self.another(stores) as other:
+            ids = await asyncio.gather(*(both.runs.database_id() for both in (stores, other) * 4))
+        assert len(set(ids)) == 1
+        assert ids[0]
+
+    @fresh
     async def test_a_lease_is_renewed_only_for_its_worker(self, stores: StoreBundle) -> None:
         await claimed(stores, "mine", "w")
         await claimed(stores, "waits", "w")

@@ -1,0 +1,193 @@
+"""The embedded engine: hosts claim runs from the database that they share.
+
+Each host claims the runs it has room for, under a lease that it renews; when a host dies, its leases expire and other
+hosts claim its runs. A host with room claims a submitted run in the transaction that adds it. One task claims the
+others: when a run is submitted here, when a place gets free, and at each tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from penstock.hosting.active_runs import ActiveRuns
+from penstock.hosting.admission import MAX_WAITING, Admission
+from penstock.hosting.engine import EngineHealth, Why, Work
+from penstock.hosting.host_context import HostContext
+from penstock.hosting.ports import CLAIMED, RunRecord, RunStore, StoreCorrupt
+
+PARKING_S = 2.0
+"""How long a closing host waits for the stores to accept the runs it parks."""
+
+
+class ClaimLoop:
+    """An `Engine` of hosts that share a database, and nothing else."""
+
+    queue: str | None = None
+
+    def __init__(self, context: HostContext, admission: Admission, runs: ActiveRuns) -> None:
+        self._context = context
+        self._admission = admission
+        self._runs = runs
+        self._wanted = asyncio.Event()
+        self._starting: Counter[str] = Counter()
+        """Number of runs per owner that are being added and start on this host immediately."""
+        self._unsure: set[str] = set()
+        """Runs whose admission may have been committed, with a claim, although the store's response was lost."""
+        self.coming: dict[str, int] = {}
+        """Runs submitted here and not claimed yet, each with the value of `_looks` at its submission."""
+        self._looks = 0
+        self._is_thorough = True
+        """Whether the next pass over the queue considers all queued runs, not only those submitted here."""
+        self._has_left_some = True
+        """Whether the last pass may have left runs in the queue for lack of room."""
+        self.is_closing = False
+        self.task: asyncio.Task[None] | None = None
+        runs.on_took = admission.took
+        runs.on_left = self._room
+
+    # The engine.
+
+    async def start(self, work: Work) -> None:
+        """Start the task that claims runs."""
+        self.is_closing = False
+        self.task = asyncio.create_task(self._keep_claiming(), name=f"{self._context.worker} claims")
+
+    async def drain(self) -> None:
+        """Claim no further run."""
+        self.is_closing = True
+        self.wake()
+        if self.task is not None:  # a claim in progress would leave its run idle until the lease expires
+            await asyncio.wait((self.task,), timeout=PARKING_S)
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+
+    async def close(self) -> None:
+        """Let the next start begin anew."""
+        self.task = None
+
+    async def dispatch(self, run: RunRecord) -> None:
+        """Look for queued runs: this one is among them."""
+        self.wake()
+
+    async def nudge(self, run: RunRecord, why: Why) -> None:
+        """Do nothing: the host of the run looks for answers and cancel requests at each tick."""
+
+    async def health(self) -> EngineHealth:
+        """Return that it works: it has no part that could be away."""
+        return EngineHealth(is_ok=True, found="embedded")
+
+    def wake(self) -> None:
+        """Consider all queued runs, now."""
+        self._is_thorough = True
+        self._wanted.set()
+
+    # Runs that are submitted here.
+
+    def starts_here(self, owner: str) -> bool:
+        """Whether this host has room for a run of this owner, and no run submitted here is queued ahead of it."""
+        if self.task is None or self.coming or not self._may_begin():
+            return False
+        return self._by_owner().get(owner, 0) < self._context.settings.max_running_per_owner
+
+    @contextmanager
+    def reserved(self, owner: str, starts_here: bool) -> Iterator[None]:
+        """Reserve a slot for a run that is about to start here, so that no other run takes it in the meantime."""
+        if not starts_here:
+            yield
+            return
+        self._starting[owner] += 1
+        try:
+            yield
+        finally:
+            self._starting[owner] -= 1
+            self._starting += Counter()
+
+    async def claim(self, runs: RunStore, run_id: str) -> RunRecord | None:
+        """Claim a run in the transaction that adds it."""
+        return await self._admission.claim_with(runs, run_id)
+
+    def lost_sight_of(self, run_id: str) -> None:
+        """Find out later whether this run was added, and claimed: the store's response was lost."""
+        self._unsure.add(run_id)
+
+    def added(self, run_id: str) -> None:
+        """Claim a run that was added without a claim."""
+        self.coming[run_id] = self._looks
+        self._wanted.set()
+
+    async def begin(self, claimed: RunRecord, *, is_new: bool = False) -> None:
+        """Start a run that was claimed at its admission, or park it if this host is closing."""
+        if self.is_closing:
+            await self._context.stores.runs.update(claimed.id, claimed.epoch, status="parked")
+        else:
+            self._runs.begin(claimed, is_new=is_new)
+
+    async def resolve(self, run_id: str) -> None:
+        """Start a run whose admission was committed although the store's response was lost."""
+        if run_id not in self._unsure:
+            return
+        run = None
+        with suppress(StoreCorrupt):  # its claim expires, and the next claim fails it
+            run = await self._context.stores.runs.get(run_id)
+        self._unsure.discard(run_id)
+        is_ours = run is not None and run.status in CLAIMED and (run.worker, run.epoch) == (self._context.worker, 1)
+        if run is not None and is_ours and run_id not in self._runs.by_id:
+            await self.begin(run)
+
+    # Claims.
+
+    async def _keep_claiming(self) -> None:
+        while not self.is_closing:
+            self._wanted.clear()
+            await self._context.guard(self._claim)
+            await self._wanted.wait()
+
+    async def _claim(self) -> None:
+        """Claim runs while there is room: any queued run in a thorough pass, else until those submitted here are gone.
+
+        Other hosts claim the runs submitted to them; runs they leave are found by the thorough pass of each tick.
+        """
+        for run_id in [*self._unsure]:
+            await self.resolve(run_id)
+        is_thorough = self._is_thorough or self._has_left_some
+        self._is_thorough, self._has_left_some = False, True
+        self._looks += 1
+        if not self._may_begin():
+            return
+
+        def begin(run: RunRecord) -> bool:
+            self._runs.begin(run)
+            self.coming.pop(run.id, None)
+            return self._may_begin() and (is_thorough or bool(self.coming))
+
+        await self._admission.claim(self._by_owner, begin)
+        self._has_left_some = not self._may_begin() or self._admission.is_choosing(self._by_owner())
+        for run_id in [id for id, looks in self.coming.items() if looks < self._looks]:
+            del self.coming[run_id]  # another host has claimed it
+
+    def _room(self) -> None:
+        if self._has_left_some:  # there is room now for runs left in the queue
+            self.wake()
+
+    def _may_begin(self) -> bool:
+        if self.is_closing:
+            return False
+        most = self._context.settings.max_running
+        taken = len(self._runs.by_id) + self._starting.total()
+        if taken < most:  # regardless of how many of them are waiting
+            return True
+        waiting = self._runs.waiting
+        return taken - waiting < most and waiting < most * MAX_WAITING
+
+    def _by_owner(self) -> dict[str, int]:
+        """Number of active runs per owner; empty while no owner can have reached the per-owner limit."""
+        count: dict[str, int] = dict(self._starting)
+        if len(self._runs.by_id) + len(count) < self._context.settings.max_running_per_owner:
+            return {}
+        for hosted in self._runs.by_id.values():
+            if not hosted.is_waiting:
+                count[hosted.run.owner] = count.get(hosted.run.owner, 0) + 1
+        return count
