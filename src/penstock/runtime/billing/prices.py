@@ -5,8 +5,8 @@ price, or counted as of unknown cost. Everything works without genai-prices. Kno
 
 The table of genai-prices takes up to seconds to load, once per process, in a process of its own (`price_table`). A
 look-up waits for it if necessary. Code on an event loop checks `must_load_for` before a look-up and awaits `aload`,
-which waits on a thread; sync calls start the process before their function runs (`begin_load`), so that the function
-and the process run at the same time.
+which waits on a thread; sync calls on an event loop start the process before their function runs (`begin_load`), so
+that the function and the process run at the same time.
 
 Prices distinguish only what a usage does: audio and image tokens, one-hour cache writes, searches and service tiers
 count as plain tokens at the standard rate. For more precision, report the cost.
@@ -112,8 +112,11 @@ class PriceBook:
         await asyncio.shield(loading)
 
     def begin_load(self, model: str) -> None:
-        """Start loading the table if a call of `model` needs it, without waiting for it; `load` waits for the rest."""
-        if self.must_load_for(model):
+        """Start loading the table if a call of `model` needs it and this thread has an event loop to keep free.
+
+        Does not wait for the table; `load` waits for the rest.
+        """
+        if asyncio._get_running_loop() is not None and self.must_load_for(model):
             _begin()
 
     def must_load_for(self, model: str | None, otherwise: str | None = None) -> bool:
