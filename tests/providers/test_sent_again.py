@@ -519,6 +519,36 @@ async def test_an_async_request_around_the_transport_is_reported() -> None:
     assert run.uncontained_requests == 1
 
 
+async def on_a_connection_of_its_own(request: aiohttp.ClientRequest, handler: Handler) -> aiohttp.ClientResponse:
+    """A middleware that sends the request on a connection of its own."""
+    connector = request.session.connector
+    assert connector is not None
+    connection = await connector.connect(request, [], aiohttp.ClientTimeout())
+    assert connection.protocol is not None
+    connection.protocol.set_response_params()
+    try:
+        response = await request.send(connection)
+    except BaseException:
+        connection.close()
+        raise
+    await response.start(connection)
+    return response
+
+
+async def test_a_request_around_the_middlewares_of_aiohttp_is_reported() -> None:
+    async with FakeProviderServer() as server:
+        with limits(server, max_cost_usd=1) as run, pytest.warns(RuntimeWarning, match="sent around"):
+            assert await over_aiohttp(server.url + CHAT, on_a_connection_of_its_own)
+    assert run.uncontained_requests == len(server.requests) == 1
+
+
+async def test_a_strict_run_refuses_a_request_around_the_middlewares_of_aiohttp() -> None:
+    async with FakeProviderServer() as server:
+        with limits(server, strict=True), pytest.raises(UncontainedRequest):
+            await over_aiohttp(server.url + CHAT, on_a_connection_of_its_own)
+    assert server.requests == ()
+
+
 def test_the_run_of_a_client_reports_what_its_transport_sends_around() -> None:
     with (
         FakeProviderServer() as server,

@@ -3,7 +3,8 @@
 This module never imports it. A client middleware of ours is put below those of the program, next to the connection:
 `ClientSession._request` is wrapped to add it. So every request that leaves passes there, with what the middlewares of
 the program made of it. A middleware that sends twice, such as one that retries or hedges, makes two calls, and so does
-a redirect that is followed with the body.
+a redirect that is followed with the body. A request that is sent around it, on a connection that a middleware got by
+itself, comes to `ClientRequest.send` all the same: it is reported, and refused if the run is strict.
 
 What is sent is a copy of the request with the admitted body. A middleware that tries again does so with the original:
 its output is clamped anew, to what is left then.
@@ -26,7 +27,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.providers.current import may_apply, terms_for
+from penstock.providers.current import may_apply, pass_by, terms_for
 from penstock.providers.hooks import Method, Patch
 from penstock.providers.http.exchange import Exchange, admit
 from penstock.providers.http.forms import form_of
@@ -45,10 +46,20 @@ _UNCONNECTED = frozenset({"ClientConnectorError", "ConnectionTimeoutError", "Cli
 """Class names of errors of connections that never opened."""
 _is_raw: ContextVar[bool] = ContextVar("penstock_aiohttp_raw", default=False)
 """Whether the response to what is sent here must not be decompressed by aiohttp."""
+_is_seen: ContextVar[bool] = ContextVar("penstock_aiohttp_seen", default=False)
+"""Whether what is sent here has passed the innermost middleware."""
 
 
 async def innermost(request: Any, handler: Handler) -> Any:
     """Send the request, as a contained call if it is a model request: the middleware next to the connection."""
+    before = _is_seen.set(True)
+    try:
+        return await _contained(request, handler)
+    finally:
+        _is_seen.reset(before)
+
+
+async def _contained(request: Any, handler: Handler) -> Any:
     exchange = await _admitted(request) if may_apply(request.method) else None
     if exchange is None:
         return await handler(request)
@@ -288,6 +299,15 @@ def _request(original: Method) -> Method:
     return _request
 
 
+def _send(original: Method) -> Method:
+    async def send(request: Any, *args: Any, **options: Any) -> Any:
+        if not _is_seen.get() and may_apply(request.method):
+            pass_by(request.method, *_address(request), request.headers)
+        return await original(request, *args, **options)
+
+    return send
+
+
 def _set_response_params(original: Method) -> Method:
     def set_response_params(protocol: Any, **params: Any) -> None:
         if _is_raw.get():
@@ -299,5 +319,6 @@ def _set_response_params(original: Method) -> Method:
 
 PATCHES = (
     Patch("aiohttp.client", "ClientSession", "_request", _request, needs="middlewares"),
+    Patch("aiohttp.client_reqrep", "ClientRequest", "send", _send),
     Patch("aiohttp.client_proto", "ResponseHandler", "set_response_params", _set_response_params),
 )
