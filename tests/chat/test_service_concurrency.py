@@ -13,7 +13,7 @@ import pytest
 from penstock.agents.scripted import ScriptedModel
 from penstock.chat.conversation import MessageTree
 from penstock.chat.turn import ChatTurn
-from penstock.hosting.ports import Conflict
+from penstock.hosting.ports import RunIdTaken
 from penstock.storage.memory import MemoryStores
 from penstock.storage.stores import open_stores
 from penstock.testing import ManualClock, crash_points
@@ -176,7 +176,7 @@ async def test_of_two_messages_sent_at_once_under_one_run_id_one_is_stored_and_t
         )
         turns = await services.at_once(first, other)
         refused = [one for one in turns if not isinstance(one, ChatTurn)]
-        assert [type(one) for one in refused] == [Conflict] * (TIMES // 2)
+        assert [type(one) for one in refused] == [RunIdTaken] * (TIMES // 2)
         assert {str(one) for one in refused} == {"run 'r' answers something else; give this one an id of its own"}
         (turn, same) = (one for one in turns if isinstance(one, ChatTurn))
         assert turn == same
