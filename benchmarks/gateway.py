@@ -49,7 +49,8 @@ KEY = "sk-bench"
 async def bare_proxy(upstream: str) -> Any:
     """An ASGI app that passes requests and answers on, over the same libraries."""
     from penstock.gateway.client import Client
-    from penstock.gateway.upstreams import Connections, Upstream, chunks, returned_headers
+    from penstock.gateway.connections import Connections
+    from penstock.gateway.upstreams import Upstream, chunks, returned_headers
     from penstock.gateway.wires import OPENAI
 
     to, connections = Upstream("openai", OPENAI, upstream, KEY), Connections()
@@ -58,7 +59,7 @@ async def bare_proxy(upstream: str) -> Any:
         client = Client(scope, receive, send)
         body = await client.body()
         path = scope["path"].removeprefix("/openai")
-        response = await connections.send("POST", to.target(path, ""), to.headers(client.raw_headers, body), body, None)
+        response = await connections.send("POST", to.target(path, ""), to.headers(client.raw_headers, body), body)
         await client.begin(response.status, returned_headers(response))
         async for chunk in chunks(response):
             await client.write(chunk)
@@ -72,9 +73,10 @@ async def contained(upstream: str, folder: str | None) -> tuple[Any, str]:
     """The gateway of one run, or that of a database, and the key for it."""
     from penstock.front_door import contain
     from penstock.gateway.app import Gateway
+    from penstock.gateway.connections import Connections
     from penstock.gateway.grants import Grant, OneKey
     from penstock.gateway.stored_keys import StoredKeys
-    from penstock.gateway.upstreams import Connections, upstreams_in
+    from penstock.gateway.upstreams import upstreams_in
     from penstock.providers.http.exchange import Terms
     from penstock.runtime.billing.prices import Price, PriceBook
     from penstock.server.tokens import create_token

@@ -13,9 +13,10 @@ import pytest
 
 from penstock.front_door import ContainedRun, contain
 from penstock.gateway.app import Gateway
+from penstock.gateway.connections import Connections
 from penstock.gateway.grants import Grant, OneKey
 from penstock.gateway.loopback import serving
-from penstock.gateway.upstreams import Connections, upstreams_in
+from penstock.gateway.upstreams import upstreams_in
 from penstock.gateway.wires import Denied
 from penstock.providers.http.exchange import Terms
 from penstock.testing.provider import FakeProviderServer

@@ -20,9 +20,10 @@ from penstock import logs
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Budget
 from penstock.gateway.app import Gateway
+from penstock.gateway.connections import Connections
 from penstock.gateway.loopback import serving
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
-from penstock.gateway.upstreams import Connections, upstreams_in
+from penstock.gateway.upstreams import upstreams_in
 from penstock.hosting.durability import day_of
 from penstock.money import format_usd
 from penstock.server.tokens import create_token
@@ -206,6 +207,24 @@ async def test_requests_are_grouped_into_the_named_run(provider: FakeProviderSer
         assert stores.ledger.balance(f"gateway:{record.id}:nightly:{day}").api_calls == 2
         assert stores.ledger.balance(f"gateway:{record.id}:day:{day}").api_calls == 1
     assert not any("x-penstock-run" in request.headers for request in provider.requests)
+
+
+async def test_runs_of_two_keys_with_one_name_are_two_runs(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        ann, bob = await gateway.key("ann", limits={"daily_usd": "0.001"}), await gateway.key("bob")
+        statuses = [(await gateway.post(key, **{"x-penstock-run": "nightly"})).status_code for key in (ann, ann, bob)]
+        assert statuses == [200, 402, 200]
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        for token in await stores.tokens.list():
+            assert stores.ledger.balance(f"gateway:{token.id}:nightly:{day}").api_calls == 1
+
+
+async def test_key_that_was_refused_a_large_call_still_makes_small_ones(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(limits={"daily_usd": "0.01"})
+        large = [{"role": "user", "content": "word " * 20_000}]
+        assert (await gateway.post(key, {"messages": large})).status_code == 402
+        assert (await gateway.post(key)).status_code == 200
 
 
 async def test_call_waits_for_what_another_gateway_holds(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from penstock import logs
 from penstock.gateway.client import Client, Gone, Receive, Send, Truncated
+from penstock.gateway.connections import Connections
 from penstock.gateway.denials import denial_of
 from penstock.gateway.exchange import exchange_model_call, relay_free
 from penstock.gateway.grants import Keyring
-from penstock.gateway.upstreams import Connections, Upstream
+from penstock.gateway.upstreams import Upstream
 from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
 from penstock.ids import new_run_id
 
@@ -113,7 +114,7 @@ class Gateway:
     async def _free_call(self, client: Client, upstream: Upstream, path: str, body: bytes | None) -> None:
         headers = upstream.headers(client.raw_headers, body)
         url = upstream.target(path, without_key(client.query))
-        response = await self._connections.send(client.method, url, headers, body, None)
+        response = await self._connections.send(client.method, url, headers, body)
         try:
             await relay_free(response, client)
         finally:

@@ -17,9 +17,10 @@ import httpcore2
 
 from penstock import logs
 from penstock.gateway.client import Client, Truncated
+from penstock.gateway.connections import Connections, Headers
 from penstock.gateway.denials import denial_of
 from penstock.gateway.grants import Grant
-from penstock.gateway.upstreams import Connections, Headers, Upstream, chunks, returned_headers
+from penstock.gateway.upstreams import Upstream, chunks, returned_headers
 from penstock.gateway.wires import CREDENTIALS, Denied, without_key
 from penstock.money import to_usd
 from penstock.providers.http.exchange import Exchange, admit
@@ -93,7 +94,7 @@ async def _send(
         body = exchange.body(upstream.host)
         headers = upstream.headers(client.raw_headers, body)
         url = upstream.target(path, without_key(client.query))
-        sending = partial(connections.send, client.method, url, headers, body, exchange)
+        sending = partial(connections.send, client.method, url, headers, body)
         response: httpcore2.Response = await reached(exchange.token, sending)
     except BaseException as error:
         raise _failure(exchange, error, upstream) from error

@@ -7,9 +7,10 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.gateway.app import Gateway
+from penstock.gateway.connections import Connections
 from penstock.gateway.processes import Processes
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
-from penstock.gateway.upstreams import Connections, Upstream
+from penstock.gateway.upstreams import Upstream
 from penstock.runtime.billing.prices import PriceBook
 from penstock.storage import Stores
 

@@ -1,14 +1,12 @@
-"""The providers behind the gateway, and the connections to them.
+"""The providers behind the gateway.
 
 An upstream has a name, a wire, an address and a key. Its key is read once, from the environment or a file, and is only
-ever put into the request that leaves. Connections are reused; redirects are not followed, since a key must not leave
-for another host.
+ever put into the request that leaves. Redirects are not followed, since a key must not leave for another host.
 """
 
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,22 +15,17 @@ from urllib.parse import quote, urlsplit
 import httpcore2
 
 from penstock.errors import InvalidValue
+from penstock.gateway.connections import Headers
 from penstock.gateway.wires import ANTHROPIC, CREDENTIALS, GEMINI, OPENAI, WIRES, Wire
-from penstock.providers.stacks.httpx import MARK
 
-Headers = list[tuple[bytes, bytes]]
-
-CONNECT_S = 15.0
-READ_S = 600.0
-"""How long an upstream may send nothing, as in the clients of OpenAI and Anthropic."""
-MAX_CONNECTIONS = 1_000
 HOP_BY_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer", b"trailers"),
         *(b"transfer-encoding", b"upgrade", b"host", b"content-length", b"accept-encoding", b"expect"),
     }
 )
-OURS = (b"x-penstock-", b"sec-websocket-", b"x-forwarded-", b"forwarded")
+OURS = (b"x-penstock-", b"sec-websocket-", b"x-forwarded-", b"forwarded", b"x-http-method", b"x-method-override")
+"""Beginnings of headers that are for the gateway, or would make an upstream do something else than was checked."""
 NOT_RETURNED = frozenset(
     {*HOP_BY_HOP, b"content-encoding", b"set-cookie", b"alt-svc", b"date", b"server", b"strict-transport-security"}
 )
@@ -79,7 +72,8 @@ class Upstream:
 
     def headers(self, sent: Headers, body: bytes | None) -> Headers:
         """Return the headers to send: those of the client, with the credentials and the connection's replaced."""
-        headers = [pair for pair in sent if _passes(pair[0])]
+        named = {name.strip().lower() for key, value in sent if key == b"connection" for name in value.split(b",")}
+        headers = [pair for pair in sent if pair[0] not in named and _passes(pair[0])]
         parts = urlsplit(self.url)
         headers.append((b"host", parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")))
         headers.append((b"accept-encoding", b"identity"))
@@ -94,32 +88,6 @@ class Upstream:
 
 def _passes(name: bytes) -> bool:
     return name not in HOP_BY_HOP and name not in CREDENTIALS and not name.startswith(OURS)
-
-
-class Connections:
-    """The open connections to all upstreams."""
-
-    def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=ssl_context,
-            max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=64,
-            keepalive_expiry=30.0,
-        )
-
-    async def send(
-        self, method: str, url: httpcore2.URL, headers: Headers, body: bytes | None, mark: object
-    ) -> httpcore2.Response:
-        """Send one request, and return the response with its body unread."""
-        timeout = {"connect": CONNECT_S, "read": READ_S, "write": CONNECT_S, "pool": CONNECT_S}
-        request = httpcore2.Request(
-            method, url, headers=headers, content=body, extensions={"timeout": timeout, MARK: mark}
-        )
-        return await self._pool.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
 
 
 def returned_headers(response: httpcore2.Response) -> Headers:

@@ -41,6 +41,9 @@ class Denied(Exception):
         """When to try again; None if trying again does not help."""
 
 
+_DOT_SEGMENTS = frozenset({".", ".."})
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
     """One wire format."""
@@ -60,6 +63,8 @@ class Wire:
 
     def route(self, method: str, path: str) -> tuple[Kind, str]:
         """Return what a path below the wire is, and the path below the base URL of its upstream; raise Denied."""
+        if not _DOT_SEGMENTS.isdisjoint(path.split("/")):  # an upstream may resolve them to a path that is not listed
+            raise Denied(404, "a path with . or .. as a segment is not offered by the gateway", code="not_offered")
         short = path.rstrip("/")
         if self.root and (short == self.root or short.startswith(self.root + "/")):
             short = short[len(self.root) :]

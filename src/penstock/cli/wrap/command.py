@@ -22,10 +22,11 @@ from penstock.cli.wrap.declared import declared_upstreams
 from penstock.cli.wrap.status_line import shown_below
 from penstock.front_door import contain
 from penstock.gateway.app import Gateway
+from penstock.gateway.connections import Connections
 from penstock.gateway.environment import child_environment, write_codex_home
 from penstock.gateway.grants import Grant, OneKey, UnknownCost
 from penstock.gateway.loopback import serving
-from penstock.gateway.upstreams import Connections, Upstream
+from penstock.gateway.upstreams import Upstream
 from penstock.gateway.wires import PAYMENT_REQUIRED, Denied
 from penstock.providers.http.exchange import Terms
 from penstock.runtime.billing.prices import PriceBook
