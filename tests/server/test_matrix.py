@@ -71,6 +71,7 @@ MISSING: Things = {
     "message_id": "nothing",
     "chat_id": "nothing",
     "token_id": "nothing",
+    "name": "nothing",
     "approval_id": "nothing",
     "attachment_id": "nothing",
     "run_id": "01890000-0000-7000-8000-000000000000",
@@ -117,6 +118,7 @@ async def things_of(server: Served, owner: str) -> Things:
         "user_message_id": str(turn.user_message_id),
         "attachment_id": attached.id,
         "token_id": token.id,
+        "name": owner,
     }
 
 

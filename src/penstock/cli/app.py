@@ -15,7 +15,7 @@ from penstock.cli import completion, graph, init, program, run
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.remote import chat, runs
 from penstock.cli.render.screen import flush, prepare_streams, print_error, print_text, printing
-from penstock.cli.service import audit, db, doctor, gateway, grafana, serve, tokens
+from penstock.cli.service import audit, db, doctor, gateway, grafana, people, serve, tokens
 from penstock.cli.version import version
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -35,6 +35,7 @@ app.add_typer(runs.app, name="runs")
 app.command("mcp", short_help="Serve graphs as MCP tools on standard input and output.")(serve.mcp)
 app.add_typer(db.app, name="db")
 app.add_typer(tokens.app, name="tokens")
+app.add_typer(people.app, name="people")
 app.command("audit", short_help="List what people did: cancels, grants, approvals, bills, graphs, tokens.")(audit.audit)
 app.command("grafana", short_help="Print a Grafana dashboard of the server's metrics.")(grafana.grafana)
 app.command("doctor", short_help="Check the installation and the configuration.")(doctor.doctor)

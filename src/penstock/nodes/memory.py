@@ -92,6 +92,11 @@ def space_of_run(run_id: str) -> str:
     return f"run:{run_id}"
 
 
+def space_of_owner(owner: str) -> str:
+    """Return the space shared by all runs of an owner."""
+    return f"owner:{owner}"
+
+
 def space_of_chat(chat_id: str) -> str:
     """Return the space shared by all runs of a chat; it is removed with the chat."""
     return f"chat:{chat_id}"
@@ -175,7 +180,7 @@ def _space(data: MemoryData, context: FlowContext) -> str:
     if data.scope == "chat" and context.chat_id is not None:
         return space_of_chat(context.chat_id)
     if data.scope == "owner" and owner:
-        return f"owner:{owner}"
+        return space_of_owner(owner)
     return space_of_run(context.execution.run_id if context.run_id is None else context.run_id)
 
 

@@ -33,7 +33,7 @@ from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import admin, approvals, audit, graphs, meta, money, run_views, runs, stream, tokens
+from penstock.server.routes import admin, approvals, audit, graphs, meta, money, people, run_views, runs, stream, tokens
 from penstock.server.routes import chats as conversations
 from penstock.server.run_counts import RunCounts
 from penstock.server.schemas import ErrorShown
@@ -121,7 +121,8 @@ def create_app(
 def _rest_routes() -> list[BaseRoute]:
     """The REST routes, which FastAPI resolves at their first request: once here, and not 50 ms for each app."""
     router = APIRouter(responses=RESPONSES)
-    for routes in (meta, admin, money, graphs, runs, run_views, stream, approvals, conversations, tokens, audit):
+    for_admins = (admin, money, tokens, audit, people)
+    for routes in (meta, graphs, runs, run_views, stream, approvals, conversations, *for_admins):
         router.include_router(routes.router)
     return router.routes
 

@@ -218,6 +218,16 @@ def check_audit_filter(wanted: AuditFilter) -> None:
         codec.optional_number(field, getattr(wanted, field))
 
 
+# People.
+
+
+def check_nothing_owned(name: str, found: Mapping[str, int]) -> None:
+    """Raise Conflict while a person has runs or chats, by the places where the name was found."""
+    left = [f"{found[place]} {place.partition('.')[0]}" for place in ("runs.owner", "chats.owner") if place in found]
+    if left:
+        raise Conflict(f"{name!r} has {' and '.join(left)}; remove them first")
+
+
 # Chats.
 
 

@@ -26,6 +26,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.errors import InvalidValue, LedgerUnavailable
 from penstock.hosting.audit import AuditStore
+from penstock.hosting.people import PersonStore
 from penstock.hosting.ports import (
     ApprovalStore,
     CancelStore,
@@ -51,6 +52,7 @@ from penstock.storage.sql.events import SqlEventStore, SqlJournalStore
 from penstock.storage.sql.graphs import SqlGraphStore
 from penstock.storage.sql.memories import SqlMemoryStore
 from penstock.storage.sql.payloads import SqlPayloadStore
+from penstock.storage.sql.people import SqlPersonStore
 from penstock.storage.sql.runs import SqlCancelStore, SqlRunStore
 from penstock.storage.sql.scan import unreadable_rows
 from penstock.storage.sql.spending import SqlSpendingStore
@@ -93,6 +95,7 @@ class Stores:
     memories: MemoryStore
     tokens: TokenStore
     audit: AuditStore
+    people: PersonStore
     ledger: LedgerStore
     faults: RowFaults
     """Rows that could not be decoded, as far as they were noticed."""
@@ -246,6 +249,7 @@ def _open_memory(clock: Clock) -> Stores:
         memory.memories,
         memory.tokens,
         memory.audit,
+        memory.people,
         memory.ledger,
         memory.faults,
         memory.transaction,
@@ -342,6 +346,7 @@ def _sql_stores(
         SqlMemoryStore(database),
         SqlTokenStore(database),
         SqlAuditStore(database),
+        SqlPersonStore(database),
         ledger,
         database.faults,
         partial(_transact, database),

@@ -144,6 +144,7 @@ class FaultyStores:
             "memories",
             "tokens",
             "audit",
+            "people",
             "ledger",
         ):
             if hasattr(stores, name):

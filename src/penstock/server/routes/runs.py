@@ -332,16 +332,17 @@ async def _page(service: ServerState, run: RunRecord, after: int, limit: int) ->
 
 
 async def _export(service: ServerState, run: RunRecord) -> AsyncGenerator[bytes, None]:
-    yield _line({"run": (await _shown(service, run)).model_dump(mode="json")})
+    yield json_line({"run": (await _shown(service, run)).model_dump(mode="json")})
     graph = await service.stores.graphs.get(run.graph_id, run.graph_version)
     if graph is not None:
-        yield _line({"graph": {"id": graph.id, "version": graph.version, "document": dict(graph.document)}})
+        yield json_line({"graph": {"id": graph.id, "version": graph.version, "document": dict(graph.document)}})
     place = 0
     while page := await service.stores.events.read(run.id, place, EXPORT_PAGE):
         for event in page:
-            yield _line({"event": event_json(event)})
+            yield json_line({"event": event_json(event)})
         place = page[-1].seq
 
 
-def _line(value: Any) -> bytes:
+def json_line(value: Any) -> bytes:
+    """Return the value as a line of JSON in ASCII."""
     return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"

@@ -20,6 +20,7 @@ from penstock.storage.memory.events import MemoryEventStore, MemoryJournalStore
 from penstock.storage.memory.graphs import MemoryGraphStore
 from penstock.storage.memory.memories import InProcessMemory
 from penstock.storage.memory.payloads import MemoryPayloadStore
+from penstock.storage.memory.people import MemoryPersonStore
 from penstock.storage.memory.runs import MemoryCancelStore, MemoryRunStore
 from penstock.storage.memory.spending import MemorySpendingStore
 from penstock.storage.memory.tokens import MemoryTokenStore
@@ -62,6 +63,16 @@ class MemoryStores:
         self.memories = InProcessMemory(self.runs, self.chats)
         self.tokens = MemoryTokenStore(self._undo)
         self.audit = MemoryAuditStore(self._undo)
+        self.people = MemoryPersonStore(
+            self.runs,
+            self.chats,
+            self.memories,
+            self.graphs,
+            self.approvals,
+            self.spending,
+            self.tokens,
+            self.audit,
+        )
         self.ledger = MemoryLedgerStore(clock=clock)
         self.faults = RowFaults()
 

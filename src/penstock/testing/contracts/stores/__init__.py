@@ -12,7 +12,8 @@ of the inheriting class. Stores that several processes can share return a second
 
 - RunStoreContract, EventStoreContract, JournalStoreContract, GraphStoreContract, ApprovalStoreContract,
   CancelStoreContract, PayloadStoreContract, SpendingStoreContract, ChatStoreContract, MemoryStoreContract,
-  TokenStoreContract, AuditStoreContract: one port each
+  TokenStoreContract, AuditStoreContract, PersonStoreContract:
+  one port each
 - FaultsContract: after any call fails, repeating it leaves the same state as one successful call
 - TransactionContract: a transaction over several stores happens as a whole or not at all
 - StoresContract: all of them
@@ -31,6 +32,7 @@ from penstock.testing.contracts.stores.faults import FaultsContract
 from penstock.testing.contracts.stores.graphs import GraphStoreContract
 from penstock.testing.contracts.stores.memories import MemoryStoreContract
 from penstock.testing.contracts.stores.payloads import PayloadStoreContract
+from penstock.testing.contracts.stores.people import PersonStoreContract
 from penstock.testing.contracts.stores.runs import RunStoreContract
 from penstock.testing.contracts.stores.spending import SpendingStoreContract
 from penstock.testing.contracts.stores.suite import StoreBundle, StoreContract
@@ -48,6 +50,7 @@ __all__ = [
     "JournalStoreContract",
     "MemoryStoreContract",
     "PayloadStoreContract",
+    "PersonStoreContract",
     "RunStoreContract",
     "SpendingStoreContract",
     "StoreBundle",
@@ -72,6 +75,7 @@ class StoresContract(
     MemoryStoreContract,
     TokenStoreContract,
     AuditStoreContract,
+    PersonStoreContract,
     FaultsContract,
     TransactionContract,
 ):

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore
 from penstock.hosting.audit import AuditRecord, AuditStore
+from penstock.hosting.people import PersonStore
 from penstock.hosting.ports import (
     ENDED,
     ApprovalRecord,
@@ -69,6 +70,9 @@ class StoreBundle(HostStores, Protocol):
 
     @property
     def audit(self) -> AuditStore: ...
+
+    @property
+    def people(self) -> PersonStore: ...
 
     async def close(self) -> None: ...
 
