@@ -214,6 +214,64 @@ async def test_concurrent_identical_continuations_are_stored_once(url: str) -> N
         assert len(await servers[0].runs()) == 3
 
 
+@pytest.mark.requirement("X-14")
+@pytest.mark.parametrize("kind", ["completion", "stream", "response"])
+async def test_a_run_with_an_idempotency_key_waits_for_its_client_to_come_back_to_any_server(
+    url: str, kind: str
+) -> None:
+    async with two_servers(url) as servers, servers[0].client(max_retries=0) as client:
+        first, last = servers[0], servers[-1]
+
+        def send(to: openai.AsyncOpenAI, **more: Any) -> asyncio.Future[Any]:
+            named: Any = {"extra_headers": {"Idempotency-Key": "order 1"}, **more}
+            if kind == "response":
+                return asyncio.ensure_future(to.responses.create(model="slow", input="x", **named))
+            messages: Any = [{"role": "user", "content": "x"}]
+            create: Any = to.chat.completions.create(model="slow", messages=messages, stream=kind == "stream", **named)
+            return asyncio.ensure_future(create)
+
+        lost = send(client)
+        await first.gate.reached.wait()
+        if kind == "stream":
+            await (await lost).close()
+        else:
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
+        await first.no_open_streams()
+        while [*first.app.state.retries]:  # noqa: ASYNC110  until the server has noticed
+            await asyncio.sleep(0.01)
+        async with last.client(max_retries=0) as elsewhere:
+            again = send(elsewhere)
+            first.gate.opened.set()
+            answer = await again
+            if kind == "response":
+                text = answer.output_text
+            elif kind == "completion":
+                text = answer.choices[0].message.content
+            else:
+                text = "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+        assert text == "After all: x"
+        (run,) = await first.runs()
+        assert (run.status, first.models["slow"].calls) == ("completed", 1)
+
+
+async def test_a_run_with_an_idempotency_key_is_cancelled_if_the_request_says_so() -> None:
+    async with serving() as served, served.client(max_retries=0) as client:
+        lost = asyncio.ensure_future(
+            client.chat.completions.create(
+                model="slow",
+                messages=[{"role": "user", "content": "x"}],
+                extra_headers={"Idempotency-Key": "order 1"},
+                extra_body={"penstock": {"on_disconnect": "cancel"}},
+            )
+        )
+        await served.gate.reached.wait()
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+        (run,) = await served.runs()
+        assert (await served.run(run.id)).status == "cancelled"
+
+
 class Seen:
     """Chats that two look for a place in at the same time, of whom the first finds none."""
 

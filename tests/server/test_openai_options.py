@@ -343,6 +343,27 @@ async def test_a_repeated_request_after_a_lost_connection_follows_the_run(stream
         assert run.status == "completed"
 
 
+async def test_a_lost_request_is_not_followed_by_one_with_another_idempotency_key() -> None:
+    async with serving(retry_grace_s=60) as served, served.client(max_retries=0) as client:
+
+        def send(key: str) -> asyncio.Future[Any]:
+            headers = {"Idempotency-Key": key}
+            request: Any = client.chat.completions.create(model="slow", messages=MESSAGES, extra_headers=headers)
+            return asyncio.ensure_future(request)
+
+        lost = send("order 1")
+        await served.gate.reached.wait()
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+        while not any(entry.is_lost for entry in served.app.state.retries):  # noqa: ASYNC110  noticed in a moment
+            await asyncio.sleep(0.01)
+        other = send("order 2")
+        while len(await served.runs()) < 2:  # noqa: ASYNC110  the second one is on its way
+            await asyncio.sleep(0.01)
+        served.gate.opened.set()
+        assert (await other).choices[0].message.content == "After all: x"
+
+
 async def test_an_sdk_that_repeats_a_request_under_way_follows_its_run() -> None:
     async with serving() as served, served.client(max_retries=0) as client:
         first = asyncio.ensure_future(client.chat.completions.create(model="slow", messages=MESSAGES))

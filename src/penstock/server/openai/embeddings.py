@@ -70,7 +70,7 @@ async def _start(
     service: Service, user: User, body: EmbeddingBody, request: Request
 ) -> tuple[RunHandle, Entry[RunHandle]]:
     given = body.run_input()
-    key = request_key(user, "embeddings", body)
+    key = request_key(user, "embeddings", body, request.headers)
     handle = service.retries.take_up(key, is_retry=is_retry(request))
     if handle is None:
         idempotent_id = run_id_from(user, request.headers)

@@ -122,7 +122,7 @@ async def _start(
 ) -> tuple[RunHandle, Entry[RunHandle]]:
     check_supported(body)
     turns, options = response_turns(body), read_options(body)
-    key = request_key(user, "responses", body)
+    key = request_key(user, "responses", body, request.headers)
     handle = service.retries.take_up(key, is_retry=is_retry(request))
     if handle is None:
         handle = await _start_run(service, user, body, turns, options, run_id_from(user, request.headers))

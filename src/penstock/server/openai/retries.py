@@ -5,7 +5,7 @@ the same user sends the same request in that time, that request follows the run,
 the run is cancelled. Requests that several clients send at once are separate, however equal they are: only a request
 that was lost is taken up, or one still under way if the SDK says that it repeats it (`x-stainless-retry-count`).
 
-In memory, for one process: across several, `Idempotency-Key` names the run.
+In memory, for one process: across several, `Idempotency-Key` names the run, which then goes on without its client.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ class Retries(Generic[T]):
         return entries[-1].handle if entries and is_retry else None
 
 
-def request_key(user: User, path: str, body: BaseModel) -> str:
-    """Return a key that is equal for equal requests of one user."""
-    sent = json.dumps([user.name, path, body.model_dump(mode="json", by_alias=True)], sort_keys=True)
+def request_key(user: User, path: str, body: BaseModel, headers: Mapping[str, str]) -> str:
+    """Return a key that is equal for equal requests of one user; other `Idempotency-Key`s make other requests."""
+    named = headers.get(IDEMPOTENCY_KEY)
+    sent = json.dumps([user.name, path, named, body.model_dump(mode="json", by_alias=True)], sort_keys=True)
     return hashlib.sha256(sent.encode("utf-8", "surrogatepass")).hexdigest()
 
 

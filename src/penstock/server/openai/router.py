@@ -180,7 +180,7 @@ async def _start(
 ) -> tuple[RunHandle, Entry[RunHandle]]:
     check_supported(body)
     turns, options = completion_turns(body), read_options(body)
-    key = request_key(user, "chat/completions", body)
+    key = request_key(user, "chat/completions", body, request.headers)
     handle = service.retries.take_up(key, is_retry=is_retry(request))
     if handle is None:
         idempotent_id = run_id_from(user, request.headers)

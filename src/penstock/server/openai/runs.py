@@ -225,13 +225,18 @@ class RunRequest:
         """The id that the client chose for the run; None if the host chooses it."""
         return self.body.penstock.run_id or self.idempotent_id
 
+    @property
+    def is_keyed(self) -> bool:
+        """Whether `Idempotency-Key` names the run."""
+        return self.idempotent_id is not None and self.run_id == self.idempotent_id
+
     @contextmanager
     def naming_key(self) -> Iterator[None]:
         """Report a taken run id by the `Idempotency-Key` that it was made from, which is all that the client knows."""
         try:
             yield
         except RunIdTaken:
-            if self.idempotent_id is None or self.run_id != self.idempotent_id:
+            if not self.is_keyed:
                 raise
             message = f"this {IDEMPOTENCY_KEY} was sent with another request, whose run it names; send a new key"
             raise Refused(409, message, param=IDEMPOTENCY_KEY, code="conflict", may_retry=False) from None
@@ -279,6 +284,8 @@ class RunHandle:
     """Whether the graph received the whole conversation."""
     is_named: bool = False
     """Whether the request names the run: a retry gets the same run again."""
+    is_keyed: bool = False
+    """Whether `Idempotency-Key` names the run: its client comes back for the answer, at any server and any time."""
     rounds: int = 0
     """How often the client had returned results of its tools before this request was answered."""
 
@@ -331,13 +338,14 @@ class RunHandle:
         return answer, answer.waiting if end is None else end
 
     def on_disconnect(self, user: User, options: Extension, entry: Entry[RunHandle]) -> Callable[[], Awaitable[None]]:
-        """Return the function to call when the client disconnects: it cancels the run if the request says so.
+        """Return the function to call when the client disconnects: it cancels the run, unless the request is keyed.
 
-        Unless the client repeats the request in a moment: then that one follows the run.
+        If the client repeats the request in a moment, that request follows the run.
         """
+        wanted = options.on_disconnect or ("continue" if self.is_keyed else "cancel")
 
         async def disconnected() -> None:
-            if not await entry.is_adopted() and options.on_disconnect == "cancel":
+            if not await entry.is_adopted() and wanted == "cancel":
                 await self.service.host.cancel(self.run.id, reason=DISCONNECTED, by=user.name)
 
         return disconnected
@@ -597,6 +605,7 @@ def _handle(request: RunRequest, run: RunRecord) -> RunHandle:
         own_limits=frozenset(extension.limits or ()),
         uses_history=request.graph.is_conversational,
         is_named=request.run_id is not None,
+        is_keyed=request.is_keyed,
     )
 
 

@@ -107,8 +107,9 @@ class Extension(RequestObject):
     """Limits of the run, such as {"max_cost_usd": "0.10"}."""
     run_id: Id | None = None
     """The id of the run; the same request with the same id returns the existing run."""
-    on_disconnect: Literal["cancel", "continue"] = "cancel"
-    """What to do with the run if the client disconnects before its end."""
+    on_disconnect: Literal["cancel", "continue"] | None = None
+    """What to do with the run if the client disconnects before its end; by default it is cancelled, unless the request
+    has an `Idempotency-Key`."""
 
 
 class ImageUrl(RequestObject):
