@@ -148,11 +148,11 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-12": Requirement("One command contains any program in any language."),
     "X-13": Requirement("Python graphs and agents are served as they are."),
     "X-14": Requirement("The OpenAI endpoint passes client tools and settings, or refuses them by name."),
-    "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list.", "needs the operator's tools"),
+    "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list."),
     "X-16": Requirement("The documentation is a searchable site; every snippet runs."),
     "X-17": Requirement("`make prove` runs the same probes on every peer.", "needs the comparison page"),
     "X-18": Requirement("A web UI works offline from the wheel.", WEB),
-    "X-19": Requirement("A person's data is found, exported and erased; neighbours upgrade.", "needs data tools"),
+    "X-19": Requirement("A person's data is found, exported and erased; neighbours upgrade."),
 }
 
 

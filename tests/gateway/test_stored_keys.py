@@ -168,6 +168,7 @@ async def test_revoked_expired_and_unknown_keys_are_refused(provider: FakeProvid
         assert "expired" in _message(await gateway.post(expiring))
 
 
+@pytest.mark.requirement("X-15")
 async def test_requests_are_logged_with_key_model_and_cost_and_without_prompts(
     provider: FakeProviderServer, caplog: pytest.LogCaptureFixture
 ) -> None:

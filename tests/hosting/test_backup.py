@@ -65,6 +65,7 @@ def two_urls(new_url: Callable[[], str]) -> tuple[str, str]:
     return new_url(), new_url()
 
 
+@pytest.mark.requirement("X-19")
 async def test_a_restored_run_that_waited_continues_with_the_right_balance(
     two_urls: tuple[str, str], tmp_path: Path
 ) -> None:

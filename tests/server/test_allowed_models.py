@@ -32,6 +32,7 @@ def inside(document: dict[str, Any]) -> dict[str, Any]:
     return {"nodes": [node("in", "input"), node("box", "subgraph", graph=document)], "edges": [edge("in", "box")]}
 
 
+@pytest.mark.requirement("X-15")
 @pytest.mark.parametrize("type", ["agent", "llm-completion", "embedding"])
 async def test_graphs_name_only_the_allowed_models_of_providers(type: str) -> None:
     async with served(allowed_models=ALLOWED) as server, server.client("ann") as ann:

@@ -18,6 +18,7 @@ def records(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]
     return [getattr(record, logs.FIELDS) for record in caplog.records if record.getMessage() == event]
 
 
+@pytest.mark.requirement("X-15")
 async def test_each_request_and_each_run_is_one_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock")
     async with served() as server, server.client("ann") as ann, server.client("bob") as bob:

@@ -164,6 +164,7 @@ def test_host_totals_have_named_metrics_in_base_units() -> None:
 SPENDING = graph(("in", "input", {}), ("read", "llm-completion", {"model": "m"}), edges="in>read")
 
 
+@pytest.mark.requirement("X-15")
 async def test_runs_are_counted_by_graph_and_calls_by_model() -> None:
     usage = Usage.of(cost_usd="0.25", input_tokens=3, output_tokens=2)
     model = ScriptedModel(["fine", ValueError("broken")], name="gpt-x", usage=usage)
@@ -198,6 +199,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.requirement("X-15")
 def test_names_of_graphs_and_models_cannot_break_the_metrics_or_grow_without_end() -> None:
     runs = RunFigures()
     for name in (*HOSTILE, *(f"model {number}" for number in range(500))):
@@ -231,6 +233,7 @@ async def test_scraping_ten_times_a_second_counts_runs_once_in_five_seconds(monk
         assert counted == 2
 
 
+@pytest.mark.requirement("X-15")
 async def test_the_dashboard_names_only_metrics_that_exist(penstock_dashboard: dict[str, Any]) -> None:
     usage = Usage.of(cost_usd="0.25", input_tokens=3, output_tokens=2)
     async with (

@@ -34,6 +34,7 @@ def bearer(server: Served, secret: str) -> httpx2.AsyncClient:
     return server.client(None, Authorization=f"Bearer {secret}")
 
 
+@pytest.mark.requirement("X-15")
 async def test_a_created_token_works_at_once_and_a_revoked_one_no_more() -> None:
     async with served() as server, server.client("root") as root:
         id, secret = await created(root, role="user", note="for the build")

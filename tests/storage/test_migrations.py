@@ -298,3 +298,63 @@ def test_urls_name_files_relative_to_the_current_folder_or_absolute(monkeypatch:
     monkeypatch.chdir("/tmp")
     cases = {"sqlite:///a/b.db": "/tmp/a/b.db", "sqlite:////a/b%20c.db": "/a/b c.db", "a.db": "/tmp/a.db", "/a": "/a"}
     assert {url: str(sqlite_path(url)) for url in cases} == cases
+
+
+OLDEST_NEIGHBOUR = 5
+"""The version of the oldest release; from it on, a server that still runs goes on working after an upgrade."""
+
+
+def _schema(version: int) -> dict[str, dict[str, tuple[object, ...]]]:
+    """The tables of a version: each column with its type, whether it must be given, and its place in the key."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statements in migrations.MIGRATIONS[:version]:
+            for statement in statements:
+                connection.execute(migrations.for_sqlite(statement))
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        found = {}
+        for table in tables:
+            rows = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            found[table] = {
+                name: (kind, bool(needed) and default is None, key) for _, name, kind, needed, default, key in rows
+            }
+        return found
+
+
+def _unique_indexes(version: int) -> int:
+    statements = [one for version in migrations.MIGRATIONS[:version] for one in version]
+    return sum("UNIQUE INDEX" in one or "TRIGGER" in one for one in statements)
+
+
+@pytest.mark.requirement("X-19")
+@pytest.mark.parametrize("version", range(OLDEST_NEIGHBOUR, newest_version() + 1))
+def test_statements_of_an_older_server_work_on_the_newest_schema(version: int) -> None:
+    """Every table and column is still there, and an INSERT that names the old columns need name no more."""
+    old, new = _schema(version), _schema(newest_version())
+    for table, columns in old.items():
+        assert new[table].items() >= columns.items(), table
+        for name in new[table].keys() - columns.keys():
+            _, must_be_given, key = new[table][name]
+            assert not must_be_given, f"{table}.{name} has no default: an older server cannot insert a row any more"
+            assert not key
+    assert _unique_indexes(version) == _unique_indexes(newest_version())
+
+
+@pytest.mark.requirement("X-19")
+async def test_a_server_that_runs_during_an_upgrade_goes_on_beside_a_new_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = newest_version()
+    async with await open_stores(url) as old:
+        await old.runs.add(RUN)
+        monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, NEXT))
+        assert await migrate(url) == newest + 1
+        async with await open_stores(url) as new:
+            for at, stores in enumerate((old, new, old)):
+                run = RUN._replace(id=f"run-{at}")
+                await stores.runs.add(run)
+                other = new if stores is old else old
+                assert (await other.runs.get(run.id)) == run
+                claimed = await other.runs.claim("w", now_ms=1_000, lease_ms=10_000, run_id=run.id)
+                assert claimed is not None
+                await stores.runs.update(run.id, claimed.epoch, status="completed", ended_ms=2_000)
+            assert {found.id for found in await old.runs.list()} == {"r", "run-0", "run-1", "run-2"}

@@ -51,6 +51,7 @@ def opened(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
+@pytest.mark.requirement("X-15")
 @pytest.mark.parametrize("form", list(LogFormat))
 def test_no_value_can_begin_a_line_or_reach_a_terminal(tmp_path: Path, form: LogFormat) -> None:
     fd = opened(tmp_path / "log")
@@ -101,6 +102,7 @@ def test_messages_are_redacted_and_errors_have_no_message(tmp_path: Path) -> Non
     assert len(long["message"]) < 10_000
 
 
+@pytest.mark.requirement("X-15")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_loses_lines_and_the_log_says_so_when_there_is_room_again(tmp_path: Path) -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
@@ -119,6 +121,7 @@ def test_full_disk_loses_lines_and_the_log_says_so_when_there_is_room_again(tmp_
     assert line["number"] == 3
 
 
+@pytest.mark.requirement("X-15")
 def test_closed_pipe_loses_lines() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -120,6 +120,7 @@ def test_server_greets_answers_and_stops_gracefully() -> None:
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
+@pytest.mark.requirement("X-15")
 def test_server_logs_json_to_standard_error(penstock: Penstock) -> None:
     with served("--db", "memory:", "--log-format", "json") as server:
         run = penstock("runs", "start", "pipeline", "--input", "a secret dam", "--url", server.url)
@@ -134,6 +135,7 @@ def test_server_logs_json_to_standard_error(penstock: Penstock) -> None:
     assert "secret dam" not in err
 
 
+@pytest.mark.requirement("X-15")
 def test_server_whose_log_is_closed_goes_on(penstock: Penstock) -> None:
     with served("--db", "memory:", "--log-format", "text") as server:
         assert server.process.stderr is not None

@@ -35,6 +35,7 @@ def test_every_route_that_changes_something_is_recorded_or_says_why_not() -> Non
     assert not recorded & left_out
 
 
+@pytest.mark.requirement("X-15")
 async def test_what_people_do_to_runs_and_approvals_is_recorded_with_whose_they_are() -> None:
     async with served() as server, server.client("ann") as ann, server.client("root") as root:
         await server.save("gate", GATE)

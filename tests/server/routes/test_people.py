@@ -53,6 +53,7 @@ def _fields(value: Any) -> Any:
     return {name: getattr(value, name, None) for name in slots} or getattr(value, "__dict__", None) or value
 
 
+@pytest.mark.requirement("X-19")
 async def test_everything_of_a_person_is_exported_and_erased_and_money_stays() -> None:
     recording = HostSettings(tick_s=0.05, drain_s=0, record_payloads="full")
     async with served(host_settings=recording, models=models()) as server, server.client("root") as root:
