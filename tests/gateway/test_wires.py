@@ -277,6 +277,23 @@ def test_refusal_has_the_providers_shape_and_is_not_retried(provider: FakeProvid
     assert _typed(answer.json()) == SHAPES[wire]
 
 
+@pytest.mark.requirement("X-9")
+@pytest.mark.parametrize("name", ["chat", "messages", "generate"])
+def test_a_request_that_only_holds_of_others_stand_in_the_way_of_may_be_retried(
+    provider: FakeProviderServer, name: str
+) -> None:
+    wire, path, body = CALLS[name]
+    with gateway(provider, max_cost_usd="0.10", max_wait_s=0) as served:
+
+        def post() -> httpx.Response:
+            return httpx.post(f"{served.url}/{wire}{path}", json=body, headers=credentials(wire, KEY))
+
+        refused = served.run.tool(post, name="the other call", cost_hint_usd="0.0999")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert "x-should-retry" not in refused.headers
+        assert provider.invoice.total_usd == 0
+
+
 def test_codex_is_refused_with_an_exhausted_quota(provider: FakeProviderServer) -> None:
     with gateway(provider, max_cost_usd=0) as served:
         headers = {"user-agent": "codex_cli_rs/0.166.0", **credentials("openai", KEY)}
