@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import dspy
+import litellm  # noqa: F401  # DSPy imports it with the first embedding, which can take longer than a probe may
 
 from penstock.adapters import contained_tools
 from penstock.testing.provider import Say, WireRequest
