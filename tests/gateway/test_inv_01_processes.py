@@ -60,11 +60,15 @@ class Gateways:
     def __init__(self, db: str, provider: FakeProviderServer, folder: Path, stack: ExitStack) -> None:
         (folder / "prices.py").write_text("from penstock import Price\nprices = {'fake-1': Price('3', '15')}\n")
         self._command = ["-m", "penstock.cli", "gateway", "--db", db, "--port", "0", "--prices", "prices:prices"]
-        self._start = lambda: stack.enter_context(
-            Program(self._command, env={**os.environ, **environment(provider)}, cwd=folder)
-        )
+        self._options = {"env": {**os.environ, **environment(provider)}, "cwd": folder}
+        self._stack = stack
         self.programs = [self._start() for _ in range(GATEWAYS)]
         self.urls = [_url(program) for program in self.programs]
+
+    def _start(self) -> Program:
+        program = self._stack.enter_context(Program(self._command, **self._options))  # type: ignore[arg-type]
+        self._stack.callback(program.kill)  # before its end is waited for, if the test fails
+        return program
 
     def kill(self, at: int) -> None:
         self.programs[at].send_signal(signal.SIGKILL)
@@ -79,7 +83,9 @@ class Gateways:
 
 
 def _url(program: Program) -> str:
-    return program.stderr.readline().split()[-1]
+    greeting = program.stderr.readline()
+    assert greeting.startswith("Penstock gateway is listening on "), greeting
+    return greeting.split()[-1]
 
 
 @pytest.mark.requirement("X-12")

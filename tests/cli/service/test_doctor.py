@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from importlib import metadata
@@ -13,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.service.doctor import check
+from penstock.cli.service.doctor import check, check_gateway
 from penstock.kernel import executor
 from penstock.server.checkup import Finding, guarded
 from penstock.storage import newest_version
 from penstock.testing import ManualClock
+from penstock.testing.provider import FakeProviderServer
 from tests.cli.conftest import Penstock
 from tests.cli.remote.live import Live, serving
 from tests.cli.service.test_db import work_on_a_run
@@ -248,3 +251,65 @@ def test_a_check_that_fails_has_found_something() -> None:
         raise RuntimeError("no")
 
     assert guarded("it", fails) == Finding("it", "broken", "RuntimeError: no")
+
+
+def _gateway(monkeypatch: pytest.MonkeyPatch, url: str, *named: str, db: str | None = None) -> dict[str, Finding]:
+    for name, value in {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "sk-right"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return {finding.name: finding for finding in check_gateway(db, named)}
+
+
+def test_upstreams_list_their_models_for_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeProviderServer() as provider:
+        local = f"local=anthropic+{provider.url}"
+        findings = _gateway(monkeypatch, provider.openai_url, local, f"gone={CLOSED_PORT}")
+    assert findings["upstream openai"].state == "ok"
+    assert "answers, with its key" in findings["upstream openai"].found
+    assert "answers, with no key" in findings["upstream local"].found
+    assert findings["upstream anthropic"].state == "missing"
+    assert (findings["upstream gone"].state, "cannot be reached" in findings["upstream gone"].found) == ("broken", True)
+    assert {request.path for request in provider.requests} == {"/v1/models"}
+    assert provider.requests[0].headers["authorization"] == "Bearer sk-right"
+    assert not any("sk-right" in str(finding) for finding in findings.values())
+
+
+@pytest.mark.parametrize(("status", "found"), [(401, "refuses the key (401)"), (503, "answers with 503")])
+def test_upstream_that_refuses_its_key_is_broken(monkeypatch: pytest.MonkeyPatch, status: int, found: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=_answer_once, args=(listener, status))
+        answering.start()
+        finding = _gateway(monkeypatch, f"http://127.0.0.1:{listener.getsockname()[1]}/v1")["upstream openai"]
+        answering.join()
+    assert (finding.state, finding.found.partition("/v1 ")[2]) == ("broken", found)
+    assert "OPENAI_API_KEY" in finding.advice
+
+
+def _answer_once(listener: socket.socket, status: int) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65_536)
+        connection.sendall(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\n\r\n".encode())
+
+
+def test_gateway_keys_without_a_budget_are_named(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys() -> Finding:
+        return _gateway(monkeypatch, CLOSED_PORT, db=URL)["gateway keys"]
+
+    penstock("db", "upgrade", "--db", URL)
+    assert (keys().state, keys().found) == ("missing", "none is active")
+    penstock("tokens", "create", "ann", "--gateway", "--daily", "5", "--db", URL)
+    assert keys().found == "1 active, each with a budget"
+    penstock("tokens", "create", "bob", "--gateway", "--db", URL)
+    assert (keys().state, keys().found) == ("missing", "2 active; without a budget: bob")
+
+
+def test_gateway_is_checked_on_request_only(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeProviderServer() as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.openai_url)
+        assert "upstream" not in penstock("doctor").out
+        assert provider.requests == ()
+        assert "upstream openai" in penstock("doctor", "--gateway").out

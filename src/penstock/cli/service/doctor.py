@@ -10,21 +10,27 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.options import URL, AsJson, CostCeiling, Database, TokensFile, Url, UserDaily
+from penstock.cli.options import URL, AsJson, CostCeiling, Database, TokensFile, Upstreams, Url, UserDaily
 from penstock.cli.render.screen import Line, Screen, print_text, printable
 from penstock.cli.service.db import describe_version
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.runtime.billing.prices import default_prices
+from penstock.server.auth import NAMES_SHOWN
 from penstock.server.checkup import Finding, State, check_installation, check_prices, guarded
+from penstock.tracing.redaction import redact
 
 if TYPE_CHECKING:
+    from penstock.gateway.upstreams import Upstream
     from penstock.server.auth import Token
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "missing": ("·", "yellow"), "broken": ("✗", "red")}
@@ -41,6 +47,10 @@ def doctor(
     tokens: TokensFile = None,
     cost_ceiling: CostCeiling = None,
     user_daily: UserDaily = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Check the gateway too: ask each provider for its models, with its key.")
+    ] = False,
+    upstream: Upstreams = None,
     as_json: AsJson = False,
 ) -> int:
     """Check everything that a server or a run needs, and show how to fix what is missing.
@@ -51,6 +61,7 @@ def doctor(
     Examples:
       penstock doctor
       penstock doctor --db sqlite:///penstock.db --tokens tokens.txt --cost-ceiling 5
+      penstock doctor --gateway --upstream ollama=http://127.0.0.1:11434/v1 --db sqlite:///penstock.db
       penstock doctor --json | jq '.[] | select(.state == "broken")'
 
     \b
@@ -58,6 +69,8 @@ def doctor(
       0 nothing is broken   2 something is broken
     """
     findings = list(check(db, url, tokens, has_ceiling=cost_ceiling is not None or user_daily is not None))
+    if gateway or upstream:
+        findings += check_gateway(db, upstream or ())
     if as_json:
         print_text(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -76,6 +89,46 @@ def check(
     if not has_ceiling:
         yield from _unlimited(tokens, clock.time_ns())
     yield guarded(RUNNING, lambda: _server(url))
+
+
+def check_gateway(db: str | None, named: Sequence[str], clock: Clock = SYSTEM_CLOCK) -> Iterator[Finding]:
+    """Check the upstreams of the environment and of the command line, and the keys of the database."""
+    from penstock.cli.wrap.declared import declared_upstreams
+
+    for upstream in declared_upstreams(named).values():
+        yield guarded(f"upstream {upstream.name}", partial(_upstream, upstream))
+    if db is not None:
+        yield guarded("gateway keys", lambda: asyncio.run(_gateway_keys(db, clock.time_ns() // 1_000_000)))
+
+
+def _upstream(upstream: Upstream) -> Finding:
+    from penstock.gateway.reachability import Unusable, check_upstream
+
+    name = f"upstream {upstream.name}"
+    variable = f"{upstream.name.upper().replace('-', '_')}_API_KEY"
+    variable = "GOOGLE_API_KEY" if upstream.name == "gemini" else variable
+    if not upstream.key and upstream.url == upstream.wire.address:
+        return Finding(name, "missing", "no key", f"export {variable}=…, or name a file with it in {variable}_FILE")
+    try:
+        return Finding(name, "ok", f"{redact(upstream.url)} {asyncio.run(check_upstream(upstream))}")
+    except Unusable as unusable:
+        return Finding(name, "broken", f"{redact(upstream.url)} {unusable}", f"check the address and {variable}")
+
+
+async def _gateway_keys(db: str, now_ms: int) -> Finding:
+    from penstock.server.tokens import all_tokens
+    from penstock.storage import open_stores
+
+    async with await open_stores(db) as stores:
+        keys = [key async for key in all_tokens(stores.tokens, "gateway")]
+    active = [key for key in keys if key.is_active(now_ms)]
+    if not active:
+        return Finding("gateway keys", "missing", "none is active", "penstock tokens create NAME --gateway --daily 5")
+    unlimited = sorted({key.name for key in active if not key.limits})
+    if unlimited:
+        found = f"{len(active)} active; without a budget: {', '.join(unlimited[:NAMES_SHOWN])}"
+        return Finding("gateway keys", "missing", found, "create them with --daily or --max-cost")
+    return Finding("gateway keys", "ok", f"{len(active)} active, each with a budget")
 
 
 def _database(url: str | None) -> Finding:
