@@ -393,3 +393,47 @@ async def test_a_graph_that_may_not_be_changed_is_shown_and_copied(tmp_path: Pat
             await page.get_by_role("button", name="Save the copy").click()
             await page.wait_for_url("**/roots-copy")
             assert api(server, "GET", "/api/graphs/roots-copy", token=ANN)["owner"] == "ann"
+
+
+async def test_links_budgets_and_policies_are_set_and_stored(server: Server) -> None:
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
+        page = opened.page
+        await new_graph(page, server, "Cautious")
+        for title in ("Input", "Agent", "Tool"):
+            await add(page, title)
+        dashes = [
+            await page.locator(f".react-flow__edge.{channel} path.react-flow__edge-path").evaluate(
+                "path => getComputedStyle(path).strokeDasharray"
+            )
+            for channel in ("flow", "link")
+        ]
+        assert dashes[0] == "none" != dashes[1]
+        await card(page, "agent").click(position={"x": 60, "y": 15})
+        settings = page.get_by_role("region", name="Settings of agent", exact=True)
+        await settings.get_by_text("Errors, timeout and budget").click()
+        await settings.get_by_role("button", name="Set budget").click()
+        await settings.get_by_label("Maximum cost, US dollars").fill("0.25")
+        await settings.get_by_label("Maximum time, seconds").fill("-1")
+        await expect(settings.get_by_label("Maximum time, seconds")).to_have_attribute("aria-invalid", "true")
+        await settings.get_by_label("Maximum time, seconds").fill("30")
+        await settings.get_by_role("button", name="Set error policy").click()
+        await settings.get_by_label("On error").select_option("continue")
+        await save(page)
+        nodes = {node["id"]: node for node in api(server, "GET", "/api/graphs/cautious")["document"]["nodes"]}
+        assert nodes["agent"]["data"]["budget"] == {"max_cost_usd": 0.25, "max_time_s": 30}
+        assert nodes["agent"]["data"]["error_policy"]["on_error"] == "continue"
+
+
+async def test_a_graph_in_python_is_shown_and_cannot_be_changed(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "examples" / "research.py"
+    with serving(tmp_path, options=(f"{program}:graph",)) as server:
+        (graph,) = api(server, "GET", "/api/graphs")["graphs"]
+        async with browsing() as browser, tab(browser) as opened:
+            page = opened.page
+            await page.goto(f"{server.url}/#/graphs")
+            await expect(page.get_by_role("row", name=graph["id"])).to_contain_text("Python, read-only")
+            await page.get_by_role("link", name=graph["id"]).click()
+            await expect(page.get_by_text("follows Python code")).to_be_visible()
+            await expect(page.get_by_role("region", name="Node types")).to_have_count(0)
+            await expect(page.get_by_role("button", name="Save", exact=True)).to_have_count(0)
+            await expect(page.locator(".react-flow__node .card").first).to_be_visible()

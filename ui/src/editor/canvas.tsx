@@ -19,7 +19,7 @@ import {
   type NodeProps,
 } from "@xyflow/react";
 import "@xyflow/react/dist/style.css";
-import { createContext, memo, useContext, useEffect, useMemo, useRef, useState, type DragEvent } from "react";
+import { createContext, memo, useContext, useEffect, useMemo, useRef, useState, type DragEvent, type RefObject } from "react";
 import type { NodeState } from "../model/run.ts";
 import { formatUsd } from "../model/money.ts";
 import { visible } from "../ui/visible.ts";
@@ -59,7 +59,8 @@ interface CardData extends Record<string, unknown> {
 }
 
 type Card = Node<CardData, "card">;
-const Surroundings = createContext<{ catalog: Catalog; graph: Graph } | null>(null);
+/** The graph is a reference that does not change, so that an edit of one node does not draw all others again. */
+const Surroundings = createContext<{ catalog: Catalog; graph: RefObject<Graph> } | null>(null);
 export const DRAGGED = "application/x-penstock-node-type";
 const PLAIN_ABOVE = 150;
 
@@ -107,7 +108,7 @@ function Ports({ node, side, handles }: { node: string; side: Side; handles: Han
     <ul className={side}>
       {handles.map((handle) => {
         const here = { node, handle: handle.name };
-        const isOff = start !== null && !(kind === "source" ? side === "inputs" && !misfit(catalog, graph, start, here) : side === "outputs" && !misfit(catalog, graph, here, start));
+        const isOff = start !== null && !(kind === "source" ? side === "inputs" && !misfit(catalog, graph.current, start, here) : side === "outputs" && !misfit(catalog, graph.current, here, start));
         const isStart = start?.node === node && start.handle === handle.name;
         const note = `${handle.name}: ${handle.type}, ${handle.channel}${handle.required ? ", needed" : ""}`;
         return (
@@ -134,12 +135,16 @@ function end(from: string): End | null {
 }
 
 const NODE_TYPES = { card: CardView };
+const SEVERAL = ["Meta", "Control"];
+const PRO = { hideAttribution: true };
 const MARKER = { type: MarkerType.ArrowClosed, width: 16, height: 16 };
 
 export function Canvas(props: CanvasProps) {
+  const graph = useRef(props.graph);
+  graph.current = props.graph;
   return (
     <ReactFlowProvider>
-      <Surroundings.Provider value={useMemo(() => ({ catalog: props.catalog, graph: props.graph }), [props.catalog, props.graph])}>
+      <Surroundings.Provider value={useMemo(() => ({ catalog: props.catalog, graph }), [props.catalog])}>
         <Flow {...props} />
       </Surroundings.Provider>
     </ReactFlowProvider>
@@ -155,38 +160,49 @@ function Flow(props: CanvasProps) {
     return places(graph, path, positions, rows);
   }, [catalog, graph, path, positions]);
 
+  const drawn = useRef<{ catalog: Catalog; edges: Graph["edges"] } | null>(null);
   useEffect(() => {
+    const hasSameEnds = drawn.current?.catalog === catalog && drawn.current.edges === graph.edges;
+    drawn.current = { catalog, edges: graph.edges };
     setCards((old) => {
       const before = new Map(old.map((card) => [card.id, card]));
       return graph.nodes.map((node) => {
+        const known = before.get(node.id);
+        const ends = hasSameEnds && known?.data.node === node ? known.data : null;
         const found = problemsAt(problems, path, node.id).length;
-        const data: CardData = {
+        const next: CardData = {
           node,
-          inputs: handlesOf(catalog, graph, node, "inputs"),
-          outputs: handlesOf(catalog, graph, node, "outputs"),
+          inputs: ends?.inputs ?? handlesOf(catalog, graph, node, "inputs"),
+          outputs: ends?.outputs ?? handlesOf(catalog, graph, node, "outputs"),
           problems: found,
           overlay: overlay?.get(node.id) ?? null,
         };
+        const data = known && same(known.data, next) ? known.data : next;
         const type = catalog.types.get(node.type)?.title ?? node.type;
-        const known = before.get(node.id);
+        const position = where.get(node.id)!;
+        const ariaLabel = `${node.id}, ${type}${found ? `, ${found} to mend` : ""}${data.overlay ? `, ${data.overlay.state.status}` : ""}`;
+        const isSelected = selected.has(node.id);
+        const isAsBefore = known?.data === data && known.ariaLabel === ariaLabel && known.selected === isSelected;
+        if (isAsBefore && known.position.x === position.x && known.position.y === position.y) return known;
         return {
           ...(known?.measured && { measured: known.measured }),
           id: node.id,
           type: "card" as const,
-          position: where.get(node.id)!,
+          position,
           initialWidth: CARD_WIDTH,
           initialHeight: cardHeight(Math.max(data.inputs.length, data.outputs.length)),
-          data: known && same(known.data, data) ? known.data : data,
-          selected: selected.has(node.id),
-          ariaLabel: `${node.id}, ${type}${found ? `, ${found} to mend` : ""}${data.overlay ? `, ${data.overlay.state.status}` : ""}`,
+          data,
+          selected: isSelected,
+          ariaLabel,
         };
       });
     });
   }, [catalog, graph, path, problems, overlay, selected, where]);
 
+  const drawnEdges = graph.edges;
   const edges = useMemo(
     () =>
-      graph.edges.map((edge): Edge => {
+      drawnEdges.map((edge): Edge => {
         const channel = edge.data?.channel;
         const [source, target] = [sourceOf(edge), targetOf(edge)];
         const isWrong = problems.some((problem) => problem.edge === edge.id && problem.at.length === path.length);
@@ -202,7 +218,7 @@ function Flow(props: CanvasProps) {
           ...(channel !== "link" && { markerEnd: MARKER }),
         };
       }),
-    [graph, problems, path, overlay, selectedEdge],
+    [drawnEdges, problems, path, overlay, selectedEdge],
   );
 
   const onNodesChange = (changes: NodeChange<Card>[]) => {
@@ -246,17 +262,20 @@ function Flow(props: CanvasProps) {
     void flow.fitView({ padding: 0.15, maxZoom: 1 });
   }, [fitted, key, isMeasured, cards.length, flow]);
 
+  const act = useStable({
+    onNodesChange,
+    onEdgeClick: (_: unknown, edge: Edge) => onSelect([], edge.id),
+    onPaneClick: () => onSelect([], null),
+    onNodeDoubleClick: (_: unknown, node: Card) => props.onOpen(node.id),
+    onConnect: (found: Connection) => props.onConnect(...endsOf(found)),
+    isValidConnection: (found: Connection | Edge) => misfit(catalog, graph, ...endsOf(found)) === null,
+  });
   return (
     <ReactFlow<Card>
       nodes={cards}
       edges={edges}
       nodeTypes={NODE_TYPES}
-      onNodesChange={onNodesChange}
-      onEdgeClick={(_, edge) => onSelect([], edge.id)}
-      onPaneClick={() => onSelect([], null)}
-      onNodeDoubleClick={(_, node) => props.onOpen(node.id)}
-      onConnect={(found) => props.onConnect(...endsOf(found))}
-      isValidConnection={(found) => misfit(catalog, graph, ...endsOf(found)) === null}
+      {...act}
       onDrop={onDrop}
       onDragOver={(event) => event.preventDefault()}
       nodesDraggable={!isReadOnly}
@@ -264,12 +283,12 @@ function Flow(props: CanvasProps) {
       edgesFocusable={false}
       deleteKeyCode={null}
       selectionKeyCode="Shift"
-      multiSelectionKeyCode={["Meta", "Control"]}
+      multiSelectionKeyCode={SEVERAL}
       zoomOnDoubleClick={false}
       minZoom={0.1}
       maxZoom={2}
       onlyRenderVisibleElements={graph.nodes.length > PLAIN_ABOVE}
-      proOptions={{ hideAttribution: true }}
+      proOptions={PRO}
     >
       <Background gap={22} />
       <Controls showInteractive={false} />
@@ -278,12 +297,23 @@ function Flow(props: CanvasProps) {
   );
 }
 
+/** The same functions at every drawing, which call the newest ones: a new one would draw every card and edge again. */
+function useStable<T extends Record<string, (...values: never[]) => unknown>>(actions: T): T {
+  const newest = useRef(actions);
+  newest.current = actions;
+  return useMemo(() => {
+    const call = (name: keyof T) => (...values: never[]) => newest.current[name]!(...values);
+    return Object.fromEntries(Object.keys(newest.current).map((name) => [name, call(name)])) as T;
+  }, []);
+}
+
 function same(left: CardData, right: CardData): boolean {
+  const handles = ({ inputs, outputs }: CardData) => JSON.stringify([inputs, outputs]);
   return (
     left.node === right.node &&
     left.problems === right.problems &&
     left.overlay?.state.status === right.overlay?.state.status &&
     left.overlay?.costNanos === right.overlay?.costNanos &&
-    JSON.stringify([left.inputs, left.outputs]) === JSON.stringify([right.inputs, right.outputs])
+    ((left.inputs === right.inputs && left.outputs === right.outputs) || handles(left) === handles(right))
   );
 }

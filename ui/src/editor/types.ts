@@ -54,8 +54,9 @@ export function handlesOf(catalog: Catalog, graph: Graph, node: GraphNode, side:
   const isOpen = !type || type[side] === null;
   const names = new Set(found.map((handle) => handle.name));
   for (const edge of graph.edges) {
+    if ((side === "inputs" ? edge.target : edge.source) !== node.id) continue;
     const end = side === "inputs" ? targetOf(edge) : sourceOf(edge);
-    if (end.node !== node.id || names.has(end.handle)) continue;
+    if (names.has(end.handle)) continue;
     names.add(end.handle);
     found.push({ ...open(end.handle, edge.data?.channel ?? "flow"), declared: isOpen });
   }
@@ -83,29 +84,34 @@ export function misfit(catalog: Catalog, graph: Graph, source: End, target: End)
   const leaves = handlesOf(catalog, graph, from, "outputs").find((handle) => handle.name === source.handle);
   const arrives = handlesOf(catalog, graph, to, "inputs").find((handle) => handle.name === target.handle);
   if (!leaves || !arrives) return "the handle is not there";
+  return mismatch(catalog, graph, leaves, arrives, target, () => reachable(graph, target.node, "forward").has(source.node));
+}
+
+function mismatch(catalog: Catalog, graph: Graph, leaves: HandleInfo, arrives: HandleInfo, target: End, isCircle: () => boolean): string | null {
   if (leaves.channel !== arrives.channel) return `${leaves.channel} does not fit ${arrives.channel}`;
   if (!fits(catalog, leaves.type, arrives.type)) return `${leaves.type} does not become ${arrives.type}`;
-  const taken = graph.edges.some((edge) => targetOf(edge).node === target.node && targetOf(edge).handle === target.handle);
-  if (taken && arrives.many === "one") return "it takes one edge and has one";
-  return leaves.channel === "flow" && reaches(graph, target.node, source.node) ? "it would close a circle" : null;
+  const takesOne = arrives.many === "one";
+  if (takesOne && graph.edges.some((edge) => edge.target === target.node && targetOf(edge).handle === target.handle)) return "it takes one edge and has one";
+  return leaves.channel === "flow" && isCircle() ? "it would close a circle" : null;
 }
 
 function fits(catalog: Catalog, given: string, wanted: string): boolean {
   return given === wanted || given === "any" || wanted === "any" || catalog.conversions.has(`${given} ${wanted}`);
 }
 
-/** Whether flow leads from one node to another. */
-export function reaches(graph: Graph, from: string, to: string): boolean {
+/** The nodes that flow leads to from a node, or that lead to it; the node itself included. */
+export function reachable(graph: Graph, start: string, direction: "forward" | "back"): ReadonlySet<string> {
   const next = new Map<string, string[]>();
   for (const edge of graph.edges) {
-    if (edge.data?.channel === "flow") next.set(edge.source, [...(next.get(edge.source) ?? []), edge.target]);
+    if (edge.data?.channel !== "flow") continue;
+    const [from, to] = direction === "forward" ? [edge.source, edge.target] : [edge.target, edge.source];
+    const known = next.get(from);
+    if (known) known.push(to);
+    else next.set(from, [to]);
   }
-  const seen = new Set([from]);
-  for (const node of seen) {
-    if (node === to) return true;
-    for (const target of next.get(node) ?? []) seen.add(target);
-  }
-  return false;
+  const seen = new Set([start]);
+  for (const node of seen) for (const other of next.get(node) ?? []) seen.add(other);
+  return seen;
 }
 
 export interface Choice {
@@ -116,12 +122,19 @@ export interface Choice {
 /** The ends that an output may be connected to, or an input from. */
 export function partners(catalog: Catalog, graph: Graph, end: End, side: Side): Choice[] {
   const other: Side = side === "outputs" ? "inputs" : "outputs";
-  return graph.nodes.flatMap((node) =>
-    handlesOf(catalog, graph, node, other)
-      .map((handle): End => ({ node: node.id, handle: handle.name }))
-      .filter((found) => (side === "outputs" ? misfit(catalog, graph, end, found) : misfit(catalog, graph, found, end)) === null)
-      .map((found) => ({ end: found, label: `${found.node} · ${found.handle}` })),
-  );
+  const here = nodeOf(graph, end.node);
+  const own = here && handlesOf(catalog, graph, here, side).find((handle) => handle.name === end.handle);
+  if (!own) return [];
+  const closesCircle = reachable(graph, end.node, side === "outputs" ? "back" : "forward");
+  return graph.nodes.flatMap((node) => {
+    if (node === here) return [];
+    return handlesOf(catalog, graph, node, other).flatMap((handle) => {
+      const there: End = { node: node.id, handle: handle.name };
+      const isCircle = () => closesCircle.has(node.id);
+      const why = side === "outputs" ? mismatch(catalog, graph, own, handle, there, isCircle) : mismatch(catalog, graph, handle, own, end, isCircle);
+      return why === null ? [{ end: there, label: `${there.node} · ${there.handle}` }] : [];
+    });
+  });
 }
 
 // ---- problems

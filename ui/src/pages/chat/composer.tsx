@@ -3,11 +3,11 @@
 import { useEffect, useId, useRef, useState, type ClipboardEvent, type DragEvent, type KeyboardEvent, type ReactNode } from "react";
 import { ACCEPTED, attach, detach, MAX_ATTACHMENTS } from "../../api/chat.ts";
 import type { Me } from "../../api/types.ts";
+import { formatBytes } from "../../model/money.ts";
 import { Failure, useAction } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import { LimitFields, type LimitName } from "../limits.tsx";
 import { useDraft } from "./draft.ts";
-import { formatBytes } from "../../model/money.ts";
 import type { Turns } from "./use-turns.ts";
 
 const LIMITED: LimitName[] = ["max_cost_usd", "max_tokens", "max_steps", "timeout_s"];
