@@ -152,6 +152,24 @@ async def chat(page: Page, site: Site) -> None:
     await expect(page.get_by_text("rebuilt after 2017")).to_be_visible()
 
 
+@scene
+async def money(page: Page, site: Site) -> None:
+    await show(page, site, "money")
+    await expect(page.get_by_role("region", name="Costs by day")).to_be_visible()
+
+
+@scene
+async def server_health(page: Page, site: Site) -> None:
+    await show(page, site, "admin/health")
+    await expect(page.get_by_role("row", name="database").first).to_be_visible()
+
+
+@scene
+async def connect(page: Page, site: Site) -> None:
+    await show(page, site, "connect")
+    await expect(page.get_by_role("region", name="OpenAI, Python", exact=True)).to_be_visible()
+
+
 async def sign_in(page: Page, site: Site) -> None:
     await page.goto(site.server.url)
     await page.get_by_label("Token").fill(SECRET)
