@@ -66,6 +66,7 @@ from penstock.money import Usd, to_nanos
 from penstock.nodes.approval import as_edited
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.runtime.bills import check_person
+from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.ports import JournalEntry
 from penstock.runtime.graphs.graph_runtime import as_services
@@ -163,8 +164,12 @@ class RunHost:
         worker: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
         engine: Engine | None = None,
+        observe: Callable[[ExecutionContext], object] | None = None,
     ) -> None:
-        """Without an `engine`, hosts claim runs from the stores that they share."""
+        """Without an `engine`, hosts claim runs from the stores that they share.
+
+        `observe` is called with the context of each run before it starts, such as to export its spans.
+        """
         self.stores = stores
         self.settings = settings
         self.services = as_services({"memory": stores.memories, **as_services(services)})
@@ -176,6 +181,7 @@ class RunHost:
             stores, settings, _registry(executors), self.services, name, clock, SteadyClock(clock)
         )
         self._context.prices = prices
+        self._context.observe = observe
         self.handlers = self._context.handlers
         """Run handlers, by the `kind` in a run's origin."""
         self.on_delete = self._context.on_delete

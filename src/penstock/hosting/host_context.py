@@ -19,6 +19,7 @@ from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.money import to_usd
 from penstock.runtime.billing.prices import PriceBook
+from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.runtime.graphs.graph_plan import GraphPlan
 
@@ -96,6 +97,8 @@ class HostContext:
     of the settings."""
     mark: str = field(default_factory=lambda: new_run_id()[-12:])
     """Distinguishes this host's holds in the ledger from those of any other host, even one with the same name."""
+    observe: Callable[[ExecutionContext], object] | None = None
+    """Called with the context of each run before it starts."""
     prices: PriceBook | None = None
     """Model prices; None is the price book shared by the process."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -338,6 +338,8 @@ class HostedRun:
         durable = await durable_parts(host, run, self._worked_ms, self.fence)
         self._journal = durable.journal
         context = self._execution_context(durable, prepared)
+        if host.observe is not None:
+            self._observe(host.observe, context)
         if failpoints.hook is not None:
             failpoints.hook("start.before_event")
         self._began_ms = host.now_ms()
@@ -379,6 +381,13 @@ class HostedRun:
             await durable.settle(self._is_leaving)
             if days is not None:
                 await days.close()
+
+    def _observe(self, observe: Callable[[ExecutionContext], object], context: ExecutionContext) -> None:
+        try:
+            observe(context)
+        except Exception as error:  # a tracer must not keep the run from starting
+            self._context.counted["observer_failures"] += 1
+            logger.error("run %s is not observed: %s", self.run.id, type(error).__name__)
 
     def _day_budgets(self, budgets: BudgetReporter) -> DayBudgetWatch:
         days = DayBudgetWatch(self._context, self.run, lambda payload: self._emit(*payload))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.service import GatewayService
     from penstock.kernel.executor import ExecutorRegistry
+    from penstock.runtime.context import ExecutionContext
     from penstock.storage import Stores
 
 CLOSING_S = 5
@@ -62,13 +63,15 @@ async def serve(
     services: Mapping[str, Any] | object | None = None,
     prices: PriceBook | None = None,
     gateway: GatewayService | None = None,
+    observe: Callable[[ExecutionContext], object] | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
     announce: Callable[[str], None] = print,
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until interrupted, with the `gateway`, if there is one, below /gateway.
 
-    `prepare` is awaited before requests are accepted, such as to save initial graphs. `report` receives messages about
+    `prepare` is awaited before requests are accepted, such as to save initial graphs. `observe` is called with the
+    context of each run before it starts, such as to export its spans. `report` receives messages about
     what happens to active runs during shutdown.
     """
     settings = settings or ServerSettings()
@@ -79,7 +82,9 @@ async def serve(
             models = None if gateway is None else await stack.enter_async_context(gateway.opened(stores))
             stored = await count_tokens(settings, stores)
             host_settings = host_settings or HostSettings()
-            host = RunHost(stores, executors=executors, services=services, settings=host_settings, prices=prices)
+            host = RunHost(
+                stores, executors=executors, services=services, settings=host_settings, prices=prices, observe=observe
+            )
             ui = await asyncio.to_thread(load_ui)
             app = create_app(host, ChatService(host, stores.chats), stores, settings, ui=ui, gateway=models)
             server = ServerProcess(app, host, report, is_persistent=stores.url != IN_MEMORY)

@@ -71,6 +71,11 @@ class OtelExport:
         return self._subscription.dropped
 
     @property
+    def ended(self) -> bool:
+        """Whether everything of an ended run was passed to the tracer, or the export is closed."""
+        return self._subscription.ended
+
+    @property
     def failures(self) -> int:
         """Events on which the tracer raised."""
         return self._writer.failures + self._subscription.failures

@@ -190,6 +190,12 @@ def test_an_example_that_was_saved_is_not_reverted_by_the_next_start_and_a_file_
         assert server.stop(signal.SIGTERM) == (0, "")
 
 
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://x", "http://", "http:// x"])
+def test_what_is_no_otlp_endpoint_is_refused(refused: Any, endpoint: str) -> None:
+    code, message = refused("--db", "memory:", "--port", "0", "--otlp-endpoint", endpoint)
+    assert (code, "--otlp-endpoint must be a URL such as" in message) == (64, True)
+
+
 def test_a_graph_in_which_nothing_runs_is_refused(directory: Path, refused: Any) -> None:
     (directory / "flow.json").write_text('{"nodes": [], "edges": []}')
     code, message = refused("flow.json")

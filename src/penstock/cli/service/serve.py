@@ -128,6 +128,14 @@ def serve(
         float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)
     ] = 10,
     log_format: LogFormatOption = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="PENSTOCK_OTLP_ENDPOINT",
+            help="Export spans of runs to this OTLP/HTTP collector, such as http://localhost:4318/v1/traces.",
+        ),
+    ] = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Load graphs and programs again when their files change.")
     ] = False,
@@ -196,6 +204,7 @@ def serve(
             lease_s=lease,
             drain_s=drain,
             log_format=log_format,
+            otlp_endpoint=otlp_endpoint,
             reload=reload,
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -44,8 +45,11 @@ from penstock.server.gateway_mount import PREFIX
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
+from penstock.telemetry.collector import otlp_provider
+from penstock.telemetry.service import ServiceExport
 from penstock.tracing.payloads import RecordPayloads
 
+ENDPOINT = re.compile(r"https?://[^\s/?#]+\S*")
 ADVICE = {
     "address": "; use --port to choose another port, or 0 for any free one",
     "allowed_hosts": "; set them with --allow-host or PENSTOCK_ALLOWED_HOSTS",
@@ -97,6 +101,7 @@ class ServeArguments:
     lease_s: float = 15
     drain_s: float = 10
     log_format: LogFormat | None = None
+    otlp_endpoint: str | None = None
     reload: bool = False
     gateway: GatewayOptions | None = None
     """None without a gateway."""
@@ -179,6 +184,9 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
             for step in prepare:
                 await step(host)
 
+        export = _export(arguments)
+        if export is not None:
+            stack.push_async_callback(asyncio.to_thread, export.close)
         await serve(
             settings,
             url=arguments.db,
@@ -187,10 +195,25 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
             services=loaded.nodes.services,
             prices=loaded.nodes.prices,
             gateway=_gateway(arguments, loaded.nodes.prices),
+            observe=None if export is None else export.observe,
             prepare=prepared,
             report=print_text,
             announce=lambda greeting: print_text("\n".join(_greeting(greeting, arguments, loaded, settings))),
         )
+
+
+def _export(arguments: ServeArguments) -> ServiceExport | None:
+    """Return the export of runs to a collector, if the command line asks for one; Refused if it cannot be made."""
+    if arguments.otlp_endpoint is None:
+        return None
+    if not ENDPOINT.fullmatch(arguments.otlp_endpoint):
+        raise Refused(
+            f"--otlp-endpoint must be a URL such as http://localhost:4318/v1/traces, not {arguments.otlp_endpoint}"
+        )
+    try:
+        return ServiceExport(otlp_provider(arguments.otlp_endpoint))
+    except ModuleNotFoundError as missing:
+        raise Refused(f"--otlp-endpoint: {missing}") from None
 
 
 def _gateway(arguments: ServeArguments, prices: PriceBook | None) -> GatewayService | None:

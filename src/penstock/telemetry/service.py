@@ -1,0 +1,41 @@
+"""Export the runs of a service to one tracer provider, and end the export in bounded time.
+
+Each run is exported as `export_to_otel` does it. What a run exports is read on a thread of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.telemetry.export import OtelExport, export_to_otel
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from penstock.runtime.context import ExecutionContext
+
+DRAIN_S = 2.0
+"""How long the end of the service waits for the spans of its last runs."""
+
+
+class ServiceExport:
+    """Exports every run of a host that it is given to."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._open: deque[OtelExport] = deque()
+
+    def observe(self, context: ExecutionContext) -> None:
+        """Export a run that is about to start."""
+        while self._open and self._open[0].ended:
+            self._open.popleft()
+        self._open.append(export_to_otel(context, self._provider))
+
+    def close(self) -> None:
+        """Pass on what the last runs recorded, and shut the provider down; blocks for a few seconds at most."""
+        deadline = time.monotonic() + DRAIN_S
+        while self._open:
+            self._open.popleft().drain(max(0.0, deadline - time.monotonic()))
+        self._provider.shutdown()
