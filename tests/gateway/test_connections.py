@@ -73,3 +73,35 @@ async def test_requests_beyond_the_limit_wait_and_are_refused_in_the_end(monkeyp
             await _send(connections, provider)
         await first.aclose()
         await _exchange(connections, provider)
+
+
+async def test_failed_request_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(module, "CONNECT_S", 0.5)
+    script = [Say(then=Cut()), Say()]
+    async with aclosing(Connections()) as connections, FakeProviderServer(script=script) as provider:
+        with pytest.raises((httpcore2.NetworkError, httpcore2.ProtocolError)):
+            await _exchange(connections, provider)
+        assert b"hello" in await _exchange(connections, provider)
+
+
+async def test_idle_connection_that_was_closed_is_replaced() -> None:
+    accepted: list[asyncio.StreamWriter] = []
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+    url = httpcore2.URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    async with server, aclosing(Connections()) as connections:
+        for _ in range(2):
+            response = await connections.send("GET", url, [(b"host", b"x")], None)
+            assert b"".join([part async for part in chunks(response)]) == b"ok"
+            await response.aclose()
+            await accepted[-1].wait_closed()
+            await asyncio.sleep(0)  # the end of the connection arrives
+    assert len(accepted) == 2

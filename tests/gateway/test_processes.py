@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.containment.ledger import Amounts, MemoryLedgerStore
-from penstock.containment.limits import NO_LIMITS
+from penstock.containment.limits import NO_LIMITS, Limits
+from penstock.errors import LedgerUnavailable
 from penstock.gateway.key_accounts import key_account, run_account
 from penstock.gateway.processes import LEASE_S, PROCESSES, Processes
 from penstock.hosting.durability import day_of
@@ -80,3 +81,12 @@ async def test_gateway_leaves_nothing_of_its_own_holds_and_no_account_behind() -
         assert ledger.balance(PROCESSES + OURS).limits.steps > 0
     assert list(ledger.held()) == [key]
     assert PROCESSES + OURS not in ledger.aged(0)
+
+
+async def test_gateway_starts_while_its_ledger_is_unavailable() -> None:
+    class Busy(MemoryLedgerStore):
+        def grant(self, account: str, limits: Limits) -> None:
+            raise LedgerUnavailable("busy")
+
+    async with Processes(Busy(), OURS, ManualClock()).watched():
+        pass

@@ -52,7 +52,8 @@ class Processes:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Beat, and look after dead gateways, inside the block."""
-        await self.beat()
+        with suppress(LedgerUnavailable):  # a busy database: the next beat is soon enough
+            await self.beat()
         watching = asyncio.create_task(self._watch(), name="penstock gateway processes")
         try:
             yield
