@@ -121,7 +121,7 @@ async def test_money_equals_the_records_of_the_runs_and_bills_are_settled(server
             await costs.get_by_role("button", name=group, exact=True).click()
             rows = page.get_by_role("region", name=f"Costs by {group.lower()}")
             assert await summed(rows) == total, group
-        await expect(page.get_by_role("link", name="1 calls of unknown cost")).to_be_visible()
+        await expect(page.get_by_role("link", name="1 call of unknown cost")).to_be_visible()
         budgets = page.get_by_role("region", name="Budgets of today")
         meter = budgets.get_by_role("meter", name="All users together")
         spent = await meter.get_attribute("aria-valuetext")
@@ -132,7 +132,7 @@ async def test_money_equals_the_records_of_the_runs_and_bills_are_settled(server
         await expect(prices.get_by_role("row", name="new-model")).to_contain_text("no price")
         await expect(prices.get_by_role("row", name="lossy")).to_contain_text("set by the operator")
 
-        await page.get_by_role("link", name="1 runs with open bills").click()
+        await page.get_by_role("link", name="1 run with open bills").click()
         (lost,) = api(server, "/api/bills")["runs"]
         bill = page.get_by_role("region", name=f"Run {lost['run_id']}")
         await expect(bill).to_contain_text("the peer <b>has</b> gone")

@@ -28,6 +28,11 @@ export function formatCount(value: number): string {
   return value.toLocaleString("en-US");
 }
 
+/** A number of things: `1 run`, `2 runs`. */
+export function several(count: number, thing: string): string {
+  return `${formatCount(count)} ${thing}${count === 1 ? "" : "s"}`;
+}
+
 export function formatDuration(ms: number): string {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   if (ms < 60_000) return `${(ms / 1000).toFixed(ms < 10_000 ? 1 : 0)} s`;

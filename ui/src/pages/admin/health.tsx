@@ -2,7 +2,7 @@
 
 import { get } from "../../api/client.ts";
 import type { Checkup, FindingShown, HostShown, Readiness } from "../../api/types.ts";
-import { formatBytes, formatCount, formatDuration } from "../../model/money.ts";
+import { formatBytes, formatCount, formatDuration, several } from "../../model/money.ts";
 import { Failure, Status, usePolled, when } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 
@@ -92,9 +92,9 @@ function Figures({ of: host }: { of: HostShown }) {
   const { database, totals } = host;
   const ended = ["completed", "failed", "halted", "cancelled"].reduce((sum, name) => sum + (totals[name] ?? 0), 0);
   const facts: [string, string][] = [
-    ["Running", `${formatCount(host.running)} runs, ${formatCount(host.waiting)} waiting for people`],
-    ["Queued", `${formatCount(host.queued)} runs, on all servers`],
-    ["Ended since the start", `${formatCount(ended)} runs`],
+    ["Running", `${several(host.running, "run")}, ${formatCount(host.waiting)} waiting for people`],
+    ["Queued", `${several(host.queued, "run")}, on all servers`],
+    ["Ended since the start", several(ended, "run")],
     ["Open streams", formatCount(host.streams)],
     ["Processor time", formatDuration(host.cpu_s * 1_000)],
     ["Memory, at most", host.max_memory_bytes === null ? "not known" : formatBytes(host.max_memory_bytes)],

@@ -2,7 +2,7 @@
 
 import { get, query, serverNow } from "../../api/client.ts";
 import type { BudgetsOfDay, DayBudgetShown, MoneyShown, MoneySum, PriceList, PriceShown, TokenList } from "../../api/types.ts";
-import { formatCount, formatUsd, toNanos } from "../../model/money.ts";
+import { formatCount, formatUsd, several, toNanos } from "../../model/money.ts";
 import { setParams } from "../../router.ts";
 import { Failure, Meter, Money, Track, usePolled, type Level } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
@@ -72,7 +72,7 @@ function Totals({ of: { total, in_progress, unresolved } }: { of: MoneyShown }) 
         </dd>
         {total.unknown_costs > 0 && (
           <dd className="small">
-            at least: <a href="#/bills?state=unknown">{formatCount(total.unknown_costs)} calls of unknown cost</a>
+            at least: <a href="#/bills?state=unknown">{several(total.unknown_costs, "call")} of unknown cost</a>
           </dd>
         )}
       </div>
@@ -80,18 +80,18 @@ function Totals({ of: { total, in_progress, unresolved } }: { of: MoneyShown }) 
         <dt>In progress</dt>
         <dd className="figure">{formatUsd(toNanos(in_progress.spent_usd))}</dd>
         <dd className="small muted">
-          {formatCount(in_progress.runs)} runs, {formatUsd(toNanos(in_progress.held_usd))} held
+          {several(in_progress.runs, "run")}, {formatUsd(toNanos(in_progress.held_usd))} held
         </dd>
       </div>
       <div>
         <dt>Unresolved</dt>
         <dd className="figure">{formatUsd(toNanos(unresolved.held_usd))}</dd>
-        <dd className="small">{unresolved.runs > 0 ? <a href="#/bills">{formatCount(unresolved.runs)} runs with open bills</a> : <span className="muted">no open bills</span>}</dd>
+        <dd className="small">{unresolved.runs > 0 ? <a href="#/bills">{several(unresolved.runs, "run")} with open bills</a> : <span className="muted">no open bills</span>}</dd>
       </div>
       <div>
         <dt>Runs</dt>
         <dd className="figure">{formatCount(total.runs ?? 0)}</dd>
-        <dd className="small muted">{formatCount(total.calls)} model calls</dd>
+        <dd className="small muted">{several(total.calls, "model call")}</dd>
       </div>
       <div>
         <dt>Tokens</dt>
