@@ -7,7 +7,7 @@ connection is closed; one with both Content-Length and Transfer-Encoding is such
 
 A client at its share of connections is answered with 503 and disconnected. Connections of trusted proxies carry many
 clients and have no share; the requests of those clients do, in `ConcurrencyGuard`. When the server has as many
-connections as it may, a new one takes the place of an idle one, so that clients that send nothing keep nobody out.
+connections as it may, a new one takes the place of an idle one, so that silent clients keep no other client out.
 """
 
 from __future__ import annotations
