@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -17,7 +18,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.ports import RunRecord
 from penstock.server.openai.wire.request import parse_call_id
 from tests.nodes.graphs import graph, node
-from tests.server.openai_service import BERT, PRICE, Served, chat_with, serving
+from tests.server.openai_service import ANNA, BERT, PRICE, Served, chat_with, serving
 
 pytestmark = pytest.mark.requirement("X-14")
 
@@ -90,6 +91,19 @@ async def served(**settings: Any) -> AsyncIterator[Served]:
         for id, document in GRAPHS.items():
             await it.stores.graphs.save(id, "anna", id, document, now_ms=1)
         yield it
+
+
+async def test_a_run_that_waits_for_the_clients_tools_is_listed_among_the_approvals() -> None:
+    async with served() as it, it.client() as client:
+        await client.chat.completions.create(model="once", messages=QUESTION, tools=[WEATHER])
+        async with httpx2.AsyncClient(base_url=it.url, headers={"Authorization": f"Bearer {ANNA}"}) as http:
+            listed = await http.get("/api/approvals")
+            assert listed.status_code == 200, listed.text
+            (waiting,) = listed.json()["approvals"]
+            assert (waiting["state"], waiting["expects"]) == ("waiting", None)
+            assert (await http.get(f"/api/approvals/{waiting['id']}")).json() == waiting
+            rejected = await http.post(f"/api/approvals/{waiting['id']}/reject", json={"reason": "no"})
+            assert rejected.status_code == 200, rejected.text
 
 
 def results_for(calls: Any, *contents: str) -> list[Any]:

@@ -20,6 +20,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     WithJsonSchema,
+    field_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -695,6 +696,14 @@ class ApprovalShown(Shown):
     expects: ToolShape | None = Field(
         default=None, description="The tool that would run, whose arguments an edit may replace; null for any value"
     )
+
+    @field_validator("expects", mode="before")
+    @classmethod
+    def _only_a_tool(cls, expects: object) -> object:
+        """Questions for a client's tools expect something else, and a damaged row anything."""
+        given = expects if isinstance(expects, Mapping) else {}
+        is_tool = isinstance(given.get("tool"), str) and isinstance(given.get("parameters"), dict)
+        return given if is_tool else None
 
     @classmethod
     def of(cls, record: ApprovalRecord) -> ApprovalShown:
