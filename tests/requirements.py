@@ -137,7 +137,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-1": Requirement("The worst case is held at every level at once; unknown outcomes stay held; output is clamped."),
     "X-2": Requirement("An unknown price is refused, assumed or counted as unknown, and reports say so."),
     "X-3": Requirement("A person grants more to a halted run and it goes on; a replay charges nothing twice."),
-    "X-4": Requirement("The same run code is durable and spreads over machines.", "needs a durable engine"),
+    "X-4": Requirement("The same run code is durable and spreads over machines."),
     "X-5": Requirement("Ten lines contain an existing program."),
     "X-6": Requirement("A graph is served as an OpenAI model, as MCP tools, and over REST and resumable SSE."),
     "X-7": Requirement("Approvals pause, survive a restart, and can be cancelled while waiting."),

@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 
 NOT_UNIT = (
     "cli",
+    "engines",
     "gateway",
     "providers",
     "realmodel",

@@ -15,7 +15,7 @@ from penstock.cli import completion, graph, init, program, run
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.remote import chat, runs
 from penstock.cli.render.screen import flush, prepare_streams, print_error, print_text, printing
-from penstock.cli.service import audit, db, doctor, gateway, grafana, people, serve, tokens
+from penstock.cli.service import audit, db, doctor, gateway, grafana, people, serve, tokens, worker
 from penstock.cli.version import version
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -29,6 +29,7 @@ app.command("exec", short_help="Run a program of any language under limits.", co
 )
 app.add_typer(graph.app, name="graph")
 app.command("serve", short_help="Serve graphs over HTTP.")(serve.serve)
+app.command("worker", short_help="Execute the runs that an engine dispatches.")(worker.worker)
 app.command("gateway", short_help="Serve model APIs to a team, with a budget for each key.")(gateway.gateway)
 app.command("chat")(chat.chat)
 app.add_typer(runs.app, name="runs")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import typer
 from typer.models import OptionInfo
 
-from penstock.cli.values import amount
+from penstock.cli.values import amount, number, whole_number
 
 N = TypeVar("N", int, float)
 
@@ -17,6 +17,14 @@ URL = "http://127.0.0.1:8642"
 
 Target = Annotated[
     str, typer.Argument(metavar="FILE", help="Graph or agent: file.json, file.py, file.py:name or package.module:name.")
+]
+Graphs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="GRAPHS",
+        help="Graphs in JSON (files or directories), and graphs and agents in Python (app.py:graph, agent.py:agent, "
+        "package.module:name); default: example graphs.",
+    ),
 ]
 Executors = Annotated[
     list[str] | None,
@@ -207,3 +215,31 @@ def numeric(
     # With a parser, typer only displays the bounds and does not check them.
     option: OptionInfo = typer.Option(parser=parse, min=minimum, max=maximum, metavar=metavar, envvar=envvar, help=help)
     return option
+
+
+Daily = Annotated[str | None, dollars("Daily budget of all users together.")]
+MaxRunning = Annotated[int, numeric(whole_number, "N", "Maximum number of concurrent runs.", minimum=1)]
+MaxRunningPerUser = Annotated[
+    int, numeric(whole_number, "N", "Maximum number of concurrent runs of each user.", minimum=1)
+]
+Lease = Annotated[
+    float,
+    numeric(number, "SECONDS", "Take over runs of a server that has not renewed its lease for this long.", minimum=0.1),
+]
+Drain = Annotated[float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)]
+RecordPayloads = Annotated[
+    PayloadRecording,
+    typer.Option(
+        envvar="PENSTOCK_RECORD_PAYLOADS",
+        help="Store requests and responses of model and tool calls, with or without what looks like a secret.",
+    ),
+]
+EngineUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="URL",
+        envvar="PENSTOCK_ENGINE",
+        help="Engine that dispatches runs to workers: temporal://host:7233/namespace, or temporals://… with TLS.",
+    ),
+]

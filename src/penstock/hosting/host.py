@@ -25,7 +25,7 @@ from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts
-from penstock.errors import PenstockError
+from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.active_runs import ActiveRuns
 from penstock.hosting.admission import Admission, CheckRoom, Overloaded
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
@@ -40,9 +40,11 @@ from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.limits import NO_CEILINGS, HostSettings, RunLimits
 from penstock.hosting.ports import (
     CLAIMED,
+    LOWEST_PRIORITY,
     PARKED,
     QUEUED,
     UNTIL_ENDED,
+    USUAL_PRIORITY,
     AddedRun,
     ApprovalRecord,
     ApprovalState,
@@ -279,12 +281,16 @@ class RunHost:
         run_id: str | None = None,
         origin: Mapping[str, Any] | None = None,
         also: Also | None = None,
+        queue: str | None = None,
+        priority: int = USUAL_PRIORITY,
     ) -> RunRecord:
         """Add a run to the queue; a host with room starts it immediately.
 
         Submitting is idempotent: the same `run_id` with the same arguments returns the existing run, even if it was
         granted more since or, without a `version`, if the graph has a newer one. `also(stores)` is called in the
         transaction that adds the run, to store data together with it; if it raises, the run is not added.
+
+        With an engine, `queue` names the workers that get the run, and `priority`, from 1 (first) to 5, their order.
 
         Raises Overloaded if too many runs are queued, GraphNotFound, GraphArchived, Conflict if the id belongs to a
         different run, and InvalidValue for limits above the ceilings of the host.
@@ -297,6 +303,8 @@ class RunHost:
             input,
             self._limits(limits),
             {"kind": "run"} if origin is None else dict(origin),
+            queue=self._queue(queue),
+            priority=checks.integer("priority", priority, minimum=1, maximum=LOWEST_PRIORITY),
         )
         return await self._add(_Submission(run, self._context.now_ms(), version=version, is_of_graph=True, also=also))
 
@@ -455,6 +463,11 @@ class RunHost:
 
     # Admission.
 
+    def _queue(self, queue: str | None) -> str | None:
+        if queue is not None and self._claims is not None:
+            raise InvalidValue("queue", queue, "left out, because this host has no engine with queues")
+        return self._engine.queue if queue is None else checks.text("queue", queue, minimum=1)
+
     def _limits(self, limits: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
         if limits is None:
             return dict(self._default_limits)
@@ -464,6 +477,7 @@ class RunHost:
         self, run: RunRecord, journal: Sequence[JournalEntry] = (), *, not_compared: Collection[str] = ()
     ) -> RunRecord:
         """Add a run of a known graph version, with its initial journal."""
+        run = run._replace(queue=self._engine.queue)
         return await self._add(_Submission(run, self._context.now_ms(), journal=journal, not_compared=not_compared))
 
     async def _add(self, submission: _Submission) -> RunRecord:
@@ -509,7 +523,7 @@ class RunHost:
             await self._engine.dispatch(run)
         except EngineUnavailable as error:
             self._context.counted["engine_failures"] += 1
-            logger.warning("run %s is queued, and dispatched later: %s", run.id, error)
+            logger.warning("run %s is queued, and dispatched later: %s", run.id, str(error))
         return run
 
     async def _nudge(self, run_id: str, why: Why) -> None:
@@ -518,11 +532,11 @@ class RunHost:
             return
         try:
             run = await self.stores.runs.get(run_id)
-            if run is not None:
+            if run is not None and run.status not in CLAIMED:  # the worker of a claimed run looks for itself
                 await self._engine.nudge(run, why)
         except EngineUnavailable as error:  # the sweeper finds what is stored
             self._context.counted["engine_failures"] += 1
-            logger.warning("run %s learns later that it has %s: %s", run_id, f"a {why}", error)
+            logger.warning("run %s learns of its %s later: %s", run_id, why, str(error))
         except (StoreUnavailable, StoreCorrupt):
             self._context.counted["store_failures"] += 1
 
@@ -558,7 +572,7 @@ class RunHost:
             if head.is_archived and await stores.runs.get(run.id) is None:
                 raise GraphArchived(run.graph_id)
             version = head.version
-        return run._replace(graph_version=version, created_ms=submission.at_ms, queue=run.queue or self._engine.queue)
+        return run._replace(graph_version=version, created_ms=submission.at_ms)
 
     async def _add_or_find(self, stores: TransactionStores, run: RunRecord, submission: _Submission) -> AddedRun:
         try:
@@ -613,8 +627,7 @@ class RunHost:
         if self._claims is not None:
             await self._resume_parked()
         else:
-            for run in await self._sweeper.without_work():
-                await self._dispatch(run)
+            await self._sweep()
         self._queued = await self.stores.runs.count(statuses=QUEUED)
         now_ns = self._context.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:
@@ -624,6 +637,16 @@ class RunHost:
                 await sweep_accounts(self._context)
                 self._next_sweep_ns = now_ns + round(SWEEP_S * NANOS_PER_S)
             await self._control.prune_cancel_requests()
+
+    async def _sweep(self) -> None:
+        """Dispatch runs that are without work again."""
+        for run in await self._sweeper.without_work():
+            try:
+                await self._engine.dispatch(run)
+            except EngineUnavailable as error:
+                self._context.counted["engine_failures"] += 1
+                logger.warning("runs are dispatched later: %s", str(error))
+                return
 
     async def _resume_parked(self) -> None:
         for run in await self.stores.runs.list(statuses=PARKED, limit=100):

@@ -69,8 +69,8 @@ USAGE = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_c
 """The usage fields of a run."""
 
 
-USUAL_PRIORITY = 3
-"""Priority of a run that is submitted without one."""
+USUAL_PRIORITY, LOWEST_PRIORITY = 3, 5
+"""Priority of a run that is submitted without one, and of runs that others go before; 1 is the highest."""
 
 
 class RunRecord(NamedTuple):

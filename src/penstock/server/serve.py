@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from penstock.gateway.service import GatewayService
+    from penstock.hosting.engine import Engine
     from penstock.kernel.executor import ExecutorRegistry
     from penstock.runtime.context import ExecutionContext
     from penstock.storage import Stores
@@ -65,14 +66,15 @@ async def serve(
     gateway: GatewayService | None = None,
     observe: Callable[[ExecutionContext], object] | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
+    engine: Engine | None = None,
     announce: Callable[[str], None] = print,
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until interrupted, with the `gateway`, if there is one, below /gateway.
 
     `prepare` is awaited before requests are accepted, such as to save initial graphs. `observe` is called with the
-    context of each run before it starts, such as to export its spans. `report` receives messages about
-    what happens to active runs during shutdown.
+    context of each run before it starts, such as to export its spans. With an `engine`, workers elsewhere execute the
+    runs. `report` receives messages about what happens to active runs during shutdown.
     """
     settings = settings or ServerSettings()
     listener = listen(settings)
@@ -83,7 +85,13 @@ async def serve(
             stored = await count_tokens(settings, stores)
             host_settings = host_settings or HostSettings()
             host = RunHost(
-                stores, executors=executors, services=services, settings=host_settings, prices=prices, observe=observe
+                stores,
+                executors=executors,
+                services=services,
+                settings=host_settings,
+                prices=prices,
+                observe=observe,
+                engine=engine,
             )
             ui = await asyncio.to_thread(load_ui)
             app = create_app(host, ChatService(host, stores.chats), stores, settings, ui=ui, gateway=models)

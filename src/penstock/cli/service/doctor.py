@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.exits import Exit, Failed, Refused
-from penstock.cli.options import URL, AsJson, CostCeiling, Database, TokensFile, Upstreams, Url, UserDaily
+from penstock.cli.options import URL, AsJson, CostCeiling, Database, EngineUrl, TokensFile, Upstreams, Url, UserDaily
 from penstock.cli.render.screen import Line, Screen, print_text, printable
 from penstock.cli.service.db import describe_version
+from penstock.cli.service.engines import open_engine
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
 from penstock.runtime.billing.prices import default_prices
@@ -47,6 +48,7 @@ def doctor(
     tokens: TokensFile = None,
     cost_ceiling: CostCeiling = None,
     user_daily: UserDaily = None,
+    engine: EngineUrl = None,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Check the gateway too: ask each provider for its models, with its key.")
     ] = False,
@@ -68,7 +70,8 @@ def doctor(
     Exit codes:
       0 nothing is broken   2 something is broken
     """
-    findings = list(check(db, url, tokens, has_ceiling=cost_ceiling is not None or user_daily is not None))
+    has_ceiling = cost_ceiling is not None or user_daily is not None
+    findings = list(check(db, url, tokens, engine, has_ceiling=has_ceiling))
     if gateway or upstream:
         findings += check_gateway(db, upstream or ())
     if as_json:
@@ -79,12 +82,20 @@ def doctor(
 
 
 def check(
-    db: str | None, url: str, tokens: str | None = None, *, has_ceiling: bool = False, clock: Clock = SYSTEM_CLOCK
+    db: str | None,
+    url: str,
+    tokens: str | None = None,
+    engine: str | None = None,
+    *,
+    has_ceiling: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[Finding]:
     """Run all checks and yield their findings."""
     yield from check_installation()
     yield guarded("price table", lambda: check_prices(default_prices()))
     yield guarded("database", lambda: _database(db))
+    if engine is not None:
+        yield guarded("engine", lambda: _engine(engine, db))
     yield guarded("tokens", lambda: _tokens(tokens, clock.time_ns()))
     if not has_ceiling:
         yield from _unlimited(tokens, clock.time_ns())
@@ -129,6 +140,18 @@ async def _gateway_keys(db: str, now_ms: int) -> Finding:
         found = f"{len(active)} active; without a budget: {', '.join(unlimited[:NAMES_SHOWN])}"
         return Finding("gateway keys", "missing", found, "create them with --daily or --max-cost")
     return Finding("gateway keys", "ok", f"{len(active)} active, each with a budget")
+
+
+def _engine(url: str, db: str | None) -> Finding:
+    engine = open_engine(url, "postgresql://" if db is None else db, 15)()
+    health, unregistered = asyncio.run(engine.examine())
+    if not health.is_ok:
+        return Finding("engine", "broken", health.found)
+    if unregistered:
+        create = " ".join(f"--name {name} --type Keyword" for name in unregistered)
+        advice = f"to find runs in Temporal: temporal operator search-attribute create {create}"
+        return Finding("engine", "missing", f"{health.found}, without search attributes", advice)
+    return Finding("engine", "ok", health.found)
 
 
 def _database(url: str | None) -> Finding:

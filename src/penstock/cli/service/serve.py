@@ -11,13 +11,21 @@ from penstock.cli.exits import Refused
 from penstock.cli.options import (
     AllowModels,
     CostCeiling,
+    Daily,
     Database,
+    Drain,
+    EngineUrl,
     Executors,
+    Graphs,
+    Lease,
     LogFormatOption,
     MaxCost,
+    MaxRunning,
+    MaxRunningPerUser,
     Models,
     PayloadRecording,
     Prices,
+    RecordPayloads,
     TeamDaily,
     TokensFile,
     Tools,
@@ -26,7 +34,6 @@ from penstock.cli.options import (
     Unpriced,
     Upstreams,
     UserDaily,
-    dollars,
     numeric,
     team_budgets,
 )
@@ -34,15 +41,6 @@ from penstock.cli.render.screen import print_error
 from penstock.cli.values import number, whole_number
 
 DEFAULT_DATABASE = "sqlite:///penstock.db"
-
-Graphs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="GRAPHS",
-        help="Graphs in JSON (files or directories), and graphs and agents in Python (app.py:graph, agent.py:agent, "
-        "package.module:name); default: example graphs.",
-    ),
-]
 
 
 def serve(
@@ -77,10 +75,8 @@ def serve(
     executors: Executors = None,
     prices: Prices = None,
     unknown_prices: Unpriced = None,
-    max_running: Annotated[int, numeric(whole_number, "N", "Maximum number of concurrent runs.", minimum=1)] = 64,
-    max_running_per_user: Annotated[
-        int, numeric(whole_number, "N", "Maximum number of concurrent runs of each user.", minimum=1)
-    ] = 8,
+    max_running: MaxRunning = 64,
+    max_running_per_user: MaxRunningPerUser = 8,
     max_cost: MaxCost = "1",
     max_steps: Annotated[int, numeric(whole_number, "N", "Default step limit of a run.", minimum=1)] = 1_000,
     timeout: Annotated[
@@ -94,7 +90,7 @@ def serve(
         float | None, numeric(number, "SECONDS", "Highest time limit that a run may request.", minimum=0.001)
     ] = None,
     user_daily: UserDaily = None,
-    daily: Annotated[str | None, dollars("Daily budget of all users together.")] = None,
+    daily: Daily = None,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Serve model APIs below /gateway too, as `penstock gateway` does.")
     ] = False,
@@ -102,13 +98,7 @@ def serve(
     upstream: Upstreams = None,
     unknown_cost: UnknownCostOption = UnknownCosts.COUNT,
     keep_days: Annotated[float, numeric(number, "DAYS", "Retention of ended runs.", minimum=0.01)] = 30,
-    record_payloads: Annotated[
-        PayloadRecording,
-        typer.Option(
-            envvar="PENSTOCK_RECORD_PAYLOADS",
-            help="Store requests and responses of model and tool calls, with or without what looks like a secret.",
-        ),
-    ] = PayloadRecording.OFF,
+    record_payloads: RecordPayloads = PayloadRecording.OFF,
     keep_payloads: Annotated[
         float,
         numeric(
@@ -118,15 +108,12 @@ def serve(
     keep_audit: Annotated[
         float, numeric(number, "DAYS", "Retention of the audit log.", minimum=0.01, envvar="PENSTOCK_KEEP_AUDIT")
     ] = 365,
-    lease: Annotated[
-        float,
-        numeric(
-            number, "SECONDS", "Take over runs of a server that has not renewed its lease for this long.", minimum=0.1
-        ),
-    ] = 15,
-    drain: Annotated[
-        float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)
-    ] = 10,
+    lease: Lease = 15,
+    drain: Drain = 10,
+    engine: EngineUrl = None,
+    queue: Annotated[
+        str, typer.Option(metavar="NAME", help="With --engine: queue of the workers that get the runs.")
+    ] = "default",
     log_format: LogFormatOption = None,
     otlp_endpoint: Annotated[
         str | None,
@@ -159,6 +146,7 @@ def serve(
       penstock serve --allow-host penstock.example --trusted-proxy 10.0.0.0/8 --root-path /penstock
       penstock serve --db postgresql://localhost/penstock --log-format json 2>> penstock.log
       penstock serve --gateway --team-daily 100 --upstream ollama=http://127.0.0.1:11434/v1
+      penstock serve --db postgresql://db/penstock --engine temporal://temporal:7233/default
 
     \b
     Exit codes:
@@ -206,6 +194,8 @@ def serve(
             log_format=log_format,
             otlp_endpoint=otlp_endpoint,
             reload=reload,
+            engine=engine,
+            queues=(queue,),
         )
     )
 

@@ -21,6 +21,7 @@ from penstock.cli.loading.served import GraphFile, NotServed, Served, load_serve
 from penstock.cli.loading.services import NodeServices, ServiceOptions, load_executors, load_services
 from penstock.cli.options import URL, LogFormat, UnknownPrices
 from penstock.cli.render.screen import print_error, print_text, printable, write
+from penstock.cli.service.engines import open_engine
 from penstock.cli.service.gc_tuning import freeze_heap, relaxed_gc
 from penstock.cli.service.log_output import logging_to_stderr
 from penstock.cli.service.reloading import Reloader
@@ -57,6 +58,7 @@ ADVICE = {
     "trusted_proxies": "; set them with --trusted-proxy or PENSTOCK_TRUSTED_PROXIES",
     "host": "; name the users who may connect from elsewhere with --tokens",
     "url": "; set it with --db",
+    "engine": "; set it with --engine",
 }
 """How to correct a setting on the command line, by setting."""
 
@@ -103,6 +105,9 @@ class ServeArguments:
     log_format: LogFormat | None = None
     otlp_endpoint: str | None = None
     reload: bool = False
+    engine: str | None = None
+    queues: tuple[str, ...] = ("default",)
+    """Queues that a worker takes runs from; of a server, the one that it submits to."""
     gateway: GatewayOptions | None = None
     """None without a gateway."""
 
@@ -133,17 +138,21 @@ class Loaded:
         self.saved.conversing.update(saved.conversing)
 
 
+Transport = Callable[[ServeArguments, Loaded], Coroutine[Any, Any, None]]
+
+
 def serve_graphs(arguments: ServeArguments) -> int:
     """Serve over HTTP until interrupted, and return the exit code."""
-    return _serve(arguments, _serve_http)
+    return load_and_run(arguments, _serve_http)
 
 
 def serve_tools(arguments: ServeArguments) -> int:
     """Run an MCP server on standard input and output until they are closed, and return the exit code."""
-    return _serve(arguments, _serve_stdio)
+    return load_and_run(arguments, _serve_stdio)
 
 
-def _serve(arguments: ServeArguments, transport: Callable[[ServeArguments, Loaded], Coroutine[Any, Any, None]]) -> int:
+def load_and_run(arguments: ServeArguments, transport: Transport) -> int:
+    """Load what is served, run the transport with it, and return the exit code."""
     served = load_served(arguments.graphs) if arguments.graphs else _examples()
     executors = load_executors(arguments.executors, served.node_types)
     nodes = load_services(arguments.services)
@@ -175,6 +184,7 @@ def _nothing_to_serve(refused: Sequence[NotServed]) -> int:
 
 async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
     settings = _settings(arguments)
+    engine = None if arguments.engine is None else open_engine(arguments.engine, arguments.db, arguments.lease_s)
     async with AsyncExitStack() as stack:
         prepare = [loaded.begin]
         if arguments.reload:
@@ -190,13 +200,14 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
         await serve(
             settings,
             url=arguments.db,
-            host_settings=_host_settings(arguments),
+            host_settings=host_settings_of(arguments),
             executors=loaded.executors,
             services=loaded.nodes.services,
             prices=loaded.nodes.prices,
             gateway=_gateway(arguments, loaded.nodes.prices),
             observe=None if export is None else export.observe,
             prepare=prepared,
+            engine=None if engine is None else engine(queue=arguments.queues[0]),
             report=print_text,
             announce=lambda greeting: print_text("\n".join(_greeting(greeting, arguments, loaded, settings))),
         )
@@ -249,6 +260,8 @@ def _greeting(greeting: str, arguments: ServeArguments, loaded: Loaded, settings
     if arguments.gateway is not None:
         yield f"  gateway       {_address(greeting)}{PREFIX}        keys: penstock tokens create NAME --gateway"
     yield from _graph_lines(greeting, loaded.saved, settings)
+    if arguments.engine is not None:
+        yield f"  engine        {printable(arguments.engine)}, queue {arguments.queues[0]}; runs need a penstock worker"
     yield from _warnings(arguments, settings)
     yield from _expired(settings)
 
@@ -258,7 +271,7 @@ def _host(stores: Stores, arguments: ServeArguments, loaded: Loaded) -> RunHost:
         stores,
         executors=loaded.executors,
         services=loaded.nodes.services,
-        settings=_host_settings(arguments),
+        settings=host_settings_of(arguments),
         prices=loaded.nodes.prices,
     )
 
@@ -288,7 +301,7 @@ def _settings(arguments: ServeArguments) -> ServerSettings:
     return ServerSettings.from_env(environ, **{name: value for name, value in options.items() if value is not None})
 
 
-def _host_settings(arguments: ServeArguments) -> HostSettings:
+def host_settings_of(arguments: ServeArguments) -> HostSettings:
     return HostSettings(
         max_running=arguments.max_running,
         max_running_per_owner=min(arguments.max_running_per_user, arguments.max_running),

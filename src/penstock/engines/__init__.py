@@ -1,0 +1,1 @@
+"""Engines that get runs to hosts on several machines; the port is `penstock.hosting.engine`."""
