@@ -104,7 +104,7 @@ class DispatchedWork:
         if run.status in PARKED:
             try:
                 run = await self._control.resume(run_id, statuses=PARKED)
-            except (Conflict, RunNotFound):  # resumed or ended at this moment, and dispatched by whoever did so
+            except (Conflict, RunNotFound):  # resumed or ended at this moment, and dispatched there
                 return Leaving()
         return await self._taken(run, fence, queue)
 
@@ -193,7 +193,7 @@ class DispatchedWork:
             if last is None or last.data.get("missing") != data["missing"]:
                 await append_event(stores, run, last, "run.queued", data, self._context.now_ms())
 
-        with suppress(Conflict, Fenced):  # another worker has taken the run, or said so, at this moment
+        with suppress(Conflict, Fenced):  # another worker has taken the run, or reported the same, at this moment
             await self._context.stores.transaction(unit)
 
 

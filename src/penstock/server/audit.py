@@ -97,7 +97,7 @@ class AuditLog:
         self._unstored: deque[AuditRecord] = deque(maxlen=MAX_UNSTORED)
 
     async def write(self, actor: str, action: str, noted: Mapping[str, Any]) -> None:
-        """Store an entry about what somebody did just now; never raises because of the database."""
+        """Store an entry about what a user did just now; never raises because of the database."""
         owner = noted.get("owner", "")
         entry = AuditRecord(
             new_run_id(),
