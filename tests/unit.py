@@ -44,6 +44,7 @@ NOT_UNIT = (
     "test_forked.py",
     "test_import_cost.py",
     "test_structure_script.py",
+    "tools/test_site.py",
     "tools/test_ui_types.py",
 )
 """Folders and files, relative to this one."""
