@@ -15,6 +15,9 @@ interface TrustedTypes {
   createPolicy(name: string, rules: { createScriptURL(url: string): string }): { createScriptURL(url: string): string };
 }
 
+/** Where the page is served, without its place in the fragment: the same for every tab. */
+const BASE = new URL(".", document.baseURI).href;
+
 let line: Line | null = null;
 let newest = 0;
 const watched = new Map<number, Subscription>();
@@ -59,7 +62,7 @@ function openLine(): Line {
 }
 
 function ownLine(): Line {
-  const hub = new Hub(transportOf(document.baseURI, currentToken));
+  const hub = new Hub(transportOf(BASE, currentToken));
   const open = new Map<number, Subscription>();
   return {
     open: (id, subscription) => (open.set(id, subscription), hub.add(subscription)),
@@ -79,7 +82,7 @@ function workerLine(): Line {
   const { port } = worker;
   const send = (message: ToHub) => port.postMessage(message);
   const open = (id: number, { run, topic, seq }: Subscription) =>
-    send({ id, base: document.baseURI, token: currentToken(), run, topic, seq });
+    send({ id, base: BASE, token: currentToken(), run, topic, seq });
   port.onmessage = ({ data: { id, news } }: MessageEvent<FromHub>) => watched.get(id)?.tell(news);
   worker.onerror = () => {
     // The script could not be loaded: every subscription continues from where it is, without the other tabs.
