@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
+import struct
 import tempfile
 import time
 import urllib.request
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,23 @@ from tests.ui.browser import Server, browsing, tab
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "images"
 SERVED = (f"{ROOT / 'examples' / 'research.py'}:graph", str(ROOT / "src" / "penstock" / "server" / "examples"))
+PAYER = '''
+from typing import Literal
+
+from penstock.agents.agent import Agent
+from penstock.agents.messages import ToolCall
+from penstock.agents.scripted import ScriptedModel
+from penstock.agents.tools import Tool
+
+
+def pay(to: str, amount_usd: int, when: Literal["today", "at the end of the month"] = "today") -> str:
+    return f"paid {amount_usd} to {to}"
+
+
+invoice = ToolCall("1", "pay", {"to": "Turbine works", "amount_usd": 700, "when": "today"})
+payer = Agent(ScriptedModel([invoice, "It is paid."]), tools=[Tool(pay, needs_approval=True)], name="payer")
+'''
+"""An agent whose tool a person approves."""
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"
 SCRIPT = [
@@ -49,7 +69,9 @@ class Site:
     server: Server
     halted: str
     finished: str
+    pipeline: str
     waiting: str
+    other: str
     chat: str
 
 
@@ -106,10 +128,12 @@ def chat_of(server: Server) -> str:
 def prepare(server: Server) -> Site:
     """Start the runs that the pages show."""
     finished = run_of(server, "research", "turbines", "completed", max_cost_usd=0.5)
-    run_of(server, "pipeline", "count to 12", "completed")
+    pipeline = run_of(server, "pipeline", "count to 12", "completed")
     waiting = run_of(server, "publish", "Write two lines about spillways.", "waiting")
+    run_of(server, "payer", "Pay the invoice of the turbine works.", "waiting")
+    other = run_of(server, "research", "spillways", "completed", max_cost_usd=0.5)
     halted = run_of(server, "research", "dams", "halted", max_cost_usd=0.03)
-    return Site(server, halted, finished, waiting, chat_of(server))
+    return Site(server, halted, finished, pipeline, waiting, other, chat_of(server))
 
 
 async def show(page: Page, site: Site, route: str) -> None:
@@ -118,32 +142,107 @@ async def show(page: Page, site: Site, route: str) -> None:
     await expect(page.get_by_role("heading", level=1)).to_be_visible()
 
 
+async def from_tabs(page: Page) -> None:
+    """Scroll to the views of a run."""
+    await page.get_by_role("tablist").evaluate("one => one.scrollIntoView()")
+
+
 @scene
 async def runs(page: Page, site: Site) -> None:
     await show(page, site, "runs")
     await expect(page.get_by_role("row")).not_to_have_count(0)
+    await page.get_by_label(f"Compare {site.finished}").check()
+    await page.get_by_label(f"Compare {site.other}").check()
 
 
 @scene
 async def run_halted(page: Page, site: Site) -> None:
     await show(page, site, f"runs/{site.halted}")
     await expect(page.get_by_role("region", name="Why it stopped")).to_be_visible()
+    await expect(page.get_by_role("treegrid").get_by_role("row").nth(3)).to_be_visible()
+
+
+@scene
+async def run_calls(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.finished}")
+    await page.get_by_role("treegrid").get_by_text("model", exact=True).nth(3).click()
+    await expect(page.get_by_role("region", name="Who pays for this call")).to_be_visible()
+    await from_tabs(page)
+
+
+@scene
+async def run_flame(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.finished}?view=flame&call=1:n000008")
+    await expect(page.get_by_role("region", name="Who pays for this call")).to_be_visible()
+    await from_tabs(page)
+
+
+@scene
+async def run_flame_money(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.finished}?view=flame&by=money")
+    await from_tabs(page)
+
+
+@scene
+async def run_timeline(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.finished}?view=timeline")
+    await expect(page.locator(".lane").first).to_be_visible()
+    await from_tabs(page)
+
+
+@scene
+async def run_graph(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.pipeline}?view=graph")
+    await expect(page.locator(".graph-card").first).to_be_visible()
+    await from_tabs(page)
 
 
 @scene
 async def run_events(page: Page, site: Site) -> None:
-    await show(page, site, f"runs/{site.finished}?tab=events")
+    await show(page, site, f"runs/{site.finished}?view=events&event=8")
+    await expect(page.get_by_label("Data of the event")).to_be_visible()
+    await from_tabs(page)
+
+
+@scene
+async def run_moment(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.finished}?view=flame&t=700")
+    await expect(page.get_by_text("This is the run as it was")).to_be_visible()
+    await page.evaluate("scrollTo(0, 0)")
+
+
+@scene
+async def run_waiting(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.waiting}")
+    await expect(page.get_by_role("button", name="Approve")).to_be_visible()
+
+
+@scene
+async def diff(page: Page, site: Site) -> None:
+    await show(page, site, f"diff/{site.finished}/{site.other}")
+    await expect(page.get_by_role("region", name="What each node used")).to_be_visible()
 
 
 @scene
 async def start(page: Page, site: Site) -> None:
-    await show(page, site, "start")
+    await show(page, site, "start?graph=pipeline")
+    await page.get_by_label("Input", exact=True).fill("count to 12")
 
 
 @scene
 async def approvals(page: Page, site: Site) -> None:
     await show(page, site, "approvals")
-    await expect(page.get_by_role("button", name="Approve").first).to_be_visible()
+    form = page.get_by_role("region", name="Approval").filter(has_text="The tool pay")
+    await form.get_by_role("button", name="Edit").click()
+    await expect(form.get_by_label("Amount")).to_be_visible()
+
+
+@scene
+async def palette(page: Page, site: Site) -> None:
+    await show(page, site, "runs")
+    await page.keyboard.press("Control+k")
+    await page.get_by_role("combobox", name="Find a page, a graph or a run").fill("p")
+    await expect(page.get_by_role("listbox", name="Found").get_by_role("option").first).to_contain_text("Graphs")
 
 
 @scene
@@ -183,20 +282,66 @@ async def settle(page: Page) -> None:
     await page.evaluate("Promise.all(document.getAnimations().map(one => one.finished.catch(() => 0))).then(() => 0)")
 
 
+QUANTIZE = """async (encoded) => {
+  const bytes = Uint8Array.from(atob(encoded), (one) => one.charCodeAt(0));
+  const image = await createImageBitmap(new Blob([bytes]));
+  const context = new OffscreenCanvas(image.width, image.height).getContext("2d");
+  context.drawImage(image, 0, 0);
+  const pixels = new Uint32Array(context.getImageData(0, 0, image.width, image.height).data.buffer);
+  const counts = new Map();
+  for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
+  const palette = [...counts].sort((one, other) => other[1] - one[1]).slice(0, 256).map(([pixel]) => pixel);
+  const parts = (pixel) => [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255];
+  const colours = palette.map(parts);
+  const nearest = new Map(palette.map((pixel, index) => [pixel, index]));
+  const find = (pixel) => {
+    const [r, g, b] = parts(pixel);
+    let [best, least] = [0, Infinity];
+    colours.forEach(([x, y, z], index) => {
+      const distance = (x - r) ** 2 + (y - g) ** 2 + (z - b) ** 2;
+      if (distance < least) [best, least] = [index, distance];
+    });
+    nearest.set(pixel, best);
+    return best;
+  };
+  const indexes = Uint8Array.from(pixels, (pixel) => nearest.get(pixel) ?? find(pixel));
+  let text = "";
+  for (let at = 0; at < indexes.length; at += 8192) text += String.fromCharCode(...indexes.subarray(at, at + 8192));
+  return [image.width, image.height, colours.flat(), btoa(text)];
+}"""
+"""Gives an image its 256 most frequent colours; returns width, height, palette, and the index of each pixel."""
+
+
+async def reduced(browser: Browser, picture: bytes) -> bytes:
+    """Return the picture as a PNG with a palette, a third of its size."""
+    page = await browser.new_page()
+    width, height, palette, encoded = await page.evaluate(QUANTIZE, base64.b64encode(picture).decode())
+    await page.close()
+    indexes = base64.b64decode(encoded)
+    rows = b"".join(b"\0" + indexes[at : at + width] for at in range(0, len(indexes), width))
+    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"PLTE", bytes(palette)), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+
+
 async def take(browser: Browser, site: Site, names: list[str], theme: Literal["light", "dark"]) -> None:
     async with tab(browser, theme=theme, expected=(SIGNED_OUT,)) as opened:
         await sign_in(opened.page, site)
         for name in names:
             await SCENES[name](opened.page, site)
             await settle(opened.page)
-            await opened.page.screenshot(path=FOLDER / f"{name}-{theme}.png")
+            (FOLDER / f"{name}-{theme}.png").write_bytes(await reduced(browser, await opened.page.screenshot()))
             print(f"{name}-{theme}.png")
 
 
 async def take_all(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), f"ann:admin:{SECRET}", options=SERVED)
+        program = Path(folder) / "app.py"
+        program.write_text(PAYER, "utf-8")
+        server = Server(Path(folder), f"ann:admin:{SECRET}", options=(*SERVED, f"{program}:payer"))
         server.start()
         try:
             site = prepare(server)

@@ -52,12 +52,13 @@ function Shell({ me }: { me: Me }) {
   const page = route.parts[0] ?? "runs";
   const place = route.parts.join("/");
   const shown = useRef(place);
+  const [open, setOpen] = useState<"palette" | "keys" | null>(null);
   useEffect(() => {
     document.title = `${titleOf(route)} · Penstock`;
     if (shown.current !== place) main.current?.focus(); // a new page is read from its beginning
     shown.current = place;
   }, [place, route]);
-  const [open, setOpen] = useState<"palette" | "keys" | null>(null);
+  useEffect(() => setOpen(null), [place]);
   useShortcuts(setOpen);
   const hasNewer = useNewerPage();
   const link = (to: string, label: string, count = 0) => (
@@ -160,7 +161,7 @@ function useShortcuts(open: (what: "palette" | "keys") => void): void {
       if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
       const place = Object.entries(PLACES).find(([, { key }]) => key === event.key);
       if (began && place) location.hash = `#/${place[0]}`;
-      else if (event.key === "?" && !document.querySelector("dialog[open], .editor")) open("keys");
+      else if (event.key === "?" && !document.querySelector("dialog[open], .editor, .threads")) open("keys");
       else if (event.key === "/") {
         const search = document.querySelector<HTMLElement>("main input[type=search]");
         if (search) event.preventDefault();

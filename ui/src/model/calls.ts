@@ -233,6 +233,14 @@ export class CallTable {
     return { ...call, status, endedMs: null, costNanos: 0, costUnknown: false, tokensIn: 0, tokensOut: 0, stop: null };
   }
 
+  /** Name of a call below the one that made it: of a node's own call, what its path adds to that of the node around it. */
+  nameBelow(row: number): string {
+    const path = this.nodeType[row]! < 0 ? undefined : this.strings[this.node[row]!];
+    if (path === undefined) return this.strings[this.name[row]!] ?? "";
+    const above = this.parent[row]! < 0 ? undefined : this.strings[this.node[this.parent[row]!]!];
+    return above !== undefined && path.startsWith(`${above}/`) ? path.slice(above.length + 1) : path;
+  }
+
   hasBegun(row: number, atMs: number | null): boolean {
     return atMs === null || this.began[row]! <= atMs;
   }

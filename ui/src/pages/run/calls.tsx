@@ -8,9 +8,9 @@ import { Empty, FindCall, useRows, type ViewProps } from "./views.tsx";
 
 const COLUMNS: Column[] = [
   { name: "State", width: "118px", cell: (call) => <CallStatus call={call} /> },
-  { name: "Time", width: "68px", number: true, cell: timeOf },
-  { name: "Tokens", width: "66px", number: true, cell: ({ row }, { tokens }) => (tokens[row] ? formatCount(tokens[row]!) : "") },
-  { name: "Cost", width: "104px", number: true, cell: (call, tree) => <Cost call={call} tree={tree} /> },
+  { name: "Time", width: "64px", number: true, cell: timeOf },
+  { name: "Tokens", width: "58px", number: true, cell: ({ row }, { tokens }) => (tokens[row] ? formatCount(tokens[row]!) : "") },
+  { name: "Cost", width: "90px", number: true, cell: (call, tree) => <Cost call={call} tree={tree} /> },
 ];
 
 export function Calls(props: ViewProps) {

@@ -251,7 +251,7 @@ function draw(canvas: HTMLCanvasElement, scene: Scene): void {
     context.beginPath();
     context.rect(left, y, right - left - 4, LANE_PX);
     context.clip();
-    context.fillText(nameOf(table, row), left + 6, y + LANE_PX / 2 + 0.5);
+    context.fillText(visible(table.nameBelow(row)), left + 6, y + LANE_PX / 2 + 0.5);
     context.restore();
   });
   context.globalAlpha = 1;
@@ -271,11 +271,6 @@ function fillOf(table: CallTable, row: number): Fill {
   return kind === "llm" || kind === "tool" ? kind : "step";
 }
 
-function nameOf(table: CallTable, row: number): string {
-  const isNode = table.nodeType[row]! >= 0;
-  return visible(table.strings[(isNode ? table.node[row]! : -1) >= 0 ? table.node[row]! : table.name[row]!] ?? "");
-}
-
 function valueOf(flame: Flame, row: number): number {
   return (flame.to[row]! - flame.from[row]!) * flame.total;
 }
@@ -283,7 +278,7 @@ function valueOf(flame: Flame, row: number): number {
 function described(table: CallTable, flame: Flame, measure: Measure, row: number): string {
   const call = table.call(row);
   const tree = table.tree();
-  const parts = [nameOf(table, row), call.nodeType ?? call.model ?? call.kind];
+  const parts = [visible((call.nodeType && call.node) || call.name), call.nodeType ?? call.model ?? call.kind];
   parts.push(`${FORMATS[measure](valueOf(flame, row))} (${Math.round((100 * valueOf(flame, row)) / flame.total)} %)`);
   if (measure !== "money" && tree.costNanos[row]) parts.push(formatUsd(tree.costNanos[row]!));
   if (call.stop) parts.push(visible(call.stop.message));
@@ -315,7 +310,7 @@ function Heaviest({ table, flame, measure, picked, onPick }: Drawn) {
               <tr key={row} aria-selected={call.key === picked}>
                 <td>
                   <button className="plain" aria-expanded={call.key === picked} onClick={() => onPick(call.key)}>
-                    <CallName call={call} />
+                    <CallName call={call} name={(call.nodeType && call.node) || call.name} />
                   </button>
                 </td>
                 <td className="number">{FORMATS[measure](valueOf(flame, row))}</td>

@@ -114,7 +114,7 @@ export function CallRows(props: RowsProps) {
                 >
                   {hasMore ? (collapsed.has(row) ? "▸" : "▾") : ""}
                 </i>
-                <CallName call={call} />
+                <CallName call={call} name={table.nameBelow(row)} />
               </span>
               {columns.map(({ name, number, cell }) => (
                 <span key={name} role="gridcell" className={number ? "number" : ""}>
@@ -129,13 +129,12 @@ export function CallRows(props: RowsProps) {
   );
 }
 
-export function CallName({ call }: { call: Call }) {
+export function CallName({ call, name }: { call: Call; name: string }) {
   const colour = call.nodeType ? "node" : call.kind === "llm" || call.kind === "tool" ? call.kind : "other";
-  const name = call.nodeType ? (call.node ?? call.name) : call.name;
   return (
     <>
       <span className={`kind ${colour}`}>{call.nodeType ?? kindOf(call)}</span>
-      <b>{visible(name)}</b>
+      <b title={visible(call.node ?? call.name)}>{visible(name)}</b>
       {call.attempt > 1 && <span className="small muted">try {call.attempt}</span>}
       {call.replayed && <span className="small muted">⟲ from the journal</span>}
     </>

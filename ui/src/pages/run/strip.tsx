@@ -10,8 +10,10 @@ import type { LimitName } from "../limits.tsx";
 import { formatOf, ownerOf, RAISED_BY } from "./words.ts";
 
 export function Strip({ record, state, atMs }: { record: RunShown; state: RunState; atMs: number | null }) {
+  // Until the events have come, the record has what was used.
+  const hasRecord = state.lastSeq === 0 && !isLive(record.status);
   const now = useNow(isLive(state.status));
-  const stopped = state.status === "halted" && atMs === null ? record.stop_reason : null;
+  const stopped = (hasRecord ? record.status : state.status) === "halted" && atMs === null ? record.stop_reason : null;
   const own = record.halted_by === null || record.halted_by.whose === "run";
   const tripped = (name: LimitName) => own && stopped !== null && RAISED_BY[stopped] === name;
   const levels = levelsOf(record, state, elapsedMs(state, atMs ?? now), atMs).map(([name, level]) => ({ ...level, tripped: tripped(name) }));
@@ -37,7 +39,7 @@ function levelsOf(record: RunShown, state: RunState, elapsed: number, atMs: numb
   const usage = usageOf(state, atMs);
   const own = budgetsAt(state, atMs).find((budget) => budget.level === "run");
   const figures = (unit: string) => own?.units.find((one) => one.unit === unit);
-  const ended = atMs === null && !isLive(state.status);
+  const ended = atMs === null && (state.lastSeq === 0 ? !isLive(record.status) : !isLive(state.status));
   const money: Level = {
     name: "Money of this run",
     ...(ended ? { held: 0, waiting: 0 } : figures("usd")),
@@ -51,7 +53,8 @@ function levelsOf(record: RunShown, state: RunState, elapsed: number, atMs: numb
   const time: Level = { name: "Time", spent: elapsed, limit: seconds === null ? null : seconds * 1000, format: formatDuration };
   const levels: [LimitName, Level][] = [["max_cost_usd", money]];
   levels.push(["timeout_s", time]);
-  levels.push(["max_tokens", { name: "Tokens", spent: usage.tokens, limit: limit("max_tokens"), format: formatCount }]);
+  const tokens = ended ? Math.max(usage.tokens, record.tokens_in + record.tokens_out) : usage.tokens;
+  levels.push(["max_tokens", { name: "Tokens", spent: tokens, limit: limit("max_tokens"), format: formatCount }]);
   for (const [name, unit, label] of COUNTED) {
     const one = figures(unit);
     if (one) levels.push([name, { ...one, name: label, limit: limit(name), format: formatCount }]);

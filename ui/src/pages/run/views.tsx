@@ -66,6 +66,7 @@ export function FindCall({ table, route }: ViewProps) {
   );
 }
 
-export function Empty({ route }: ViewProps) {
+export function Empty({ route, record, state }: ViewProps) {
+  if (state.lastSeq === 0 && record.last_seq > 0) return <p className="empty">Loading…</p>;
   return <p className="empty">{route.params.get("q") ? "No call matches." : "Nothing has started yet."}</p>;
 }
