@@ -28,7 +28,7 @@ from tests.ui.browser import Server, browsing, tab
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "images"
 SERVED = (f"{ROOT / 'examples' / 'research.py'}:graph", str(ROOT / "src" / "penstock" / "server" / "examples"))
-PAYER = '''
+PAYER = """
 from typing import Literal
 
 from penstock.agents.agent import Agent
@@ -43,7 +43,7 @@ def pay(to: str, amount_usd: int, when: Literal["today", "at the end of the mont
 
 invoice = ToolCall("1", "pay", {"to": "Turbine works", "amount_usd": 700, "when": "today"})
 payer = Agent(ScriptedModel([invoice, "It is paid."]), tools=[Tool(pay, needs_approval=True)], name="payer")
-'''
+"""
 """An agent whose tool a person approves."""
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"

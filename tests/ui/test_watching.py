@@ -24,7 +24,7 @@ ROOT, ANN, BOB = "canary-watch-root-0123456789", "canary-watch-ann-0123456789", 
 TOKENS = f"root:admin:{ROOT}\nbob:user:{BOB}"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202egnp.exe\u200b"
 SHOWN = "<img src=x onerror=alert(1)><script>alert(2)</script>⟨U+202E⟩gnp.exe⟨U+200B⟩"
-PAYER = '''
+PAYER = """
 from typing import Literal
 
 from penstock.agents.agent import Agent
@@ -40,7 +40,7 @@ def pay(to: str, amount: int, speed: Literal["slow", "fast"] = "slow") -> str:
 calls = [ToolCall("1", "pay", {"to": "Ann", "amount": 700})]
 model = ScriptedModel(lambda request: request.messages[-1].text if len(request.messages) > 2 else calls)
 payer = Agent(model, tools=[Tool(pay, needs_approval=True)], name="payer")
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ async def test_hostile_names_are_shown_with_what_they_hide_and_never_run(server:
         await expect(page.locator(".graph-card").filter(has_text=SHOWN)).to_have_count(2)
         await page.goto(f"{server.url}/#/runs?q=%3Cscript%3Ealert(1)%3C/script%3E")
         await expect(page.get_by_text("No runs match these filters.")).to_be_visible()
-        for odd in ("runs/%3Cimg%20src=x%20onerror=alert(1)%3E", "runs/%E0%A4%A", "diff/%3Cb%3E/..%2F..", "%3Cscript%3E"):
+        for odd in ("runs/%3Cimg%20src=x%20onerror=alert(1)%3E", "runs/%E0%A4%A", "diff/%3Cb%3E/..%2F..", "%3Cb%3E"):
             opened.expected = (SIGNED_OUT, NOT_FOUND, "the server responded with a status of 422")
             await page.goto(f"{server.url}/#/{odd}")
             await expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -259,7 +259,8 @@ async def test_events_of_a_newer_server_are_shown_plainly_and_a_newer_page_is_an
 
         async def another_page(route: Route) -> None:
             response = await route.fetch()
-            await route.fulfill(response=response, body=(await response.text()).replace("assets/index-", "assets/newer-"))
+            text = await response.text()
+            await route.fulfill(response=response, body=text.replace("assets/index-", "assets/newer-"))
 
         await page.route("**/api/stream?*", answer)
         await sign_in(page, server, ROOT, f"runs/{run}?view=events&event=1")
@@ -314,7 +315,8 @@ async def test_pages_graphs_and_runs_are_found_and_keys_are_listed_by_keyboard(s
         await expect(page.get_by_role("combobox", name="Find a page, a graph or a run")).to_be_focused()
         await opened.check_accessibility()
         await page.keyboard.type(run[-8:])
-        await expect(page.get_by_role("listbox", name="Found").get_by_role("option").first).to_contain_text("run of pipeline")
+        found = page.get_by_role("listbox", name="Found").get_by_role("option")
+        await expect(found.first).to_contain_text("run of pipeline")
         await press("Enter")
         await expect(status(page)).to_have_text("The run is completed")
         await press("?")
