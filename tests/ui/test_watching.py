@@ -160,17 +160,17 @@ async def test_the_arguments_of_a_tool_are_edited_by_a_form_before_they_are_appr
     async with browsing() as browser, tab(browser, expected=(SIGNED_OUT,)) as opened:
         page = opened.page
         await sign_in(page, server, ROOT, f"runs/{run}?view=data")
-        asked = page.get_by_role("region", name="Approval")
-        await expect(asked).to_contain_text("The tool pay would run with these arguments")
-        await asked.get_by_role("button", name="Edit").click()
-        await asked.get_by_label("Amount").fill("seven")
-        await asked.get_by_role("button", name="Approve with this change").click()
-        await expect(asked.get_by_text("Write a number")).to_be_visible()
+        question = page.get_by_role("region", name="Approval")
+        await expect(question).to_contain_text("The tool pay would run with these arguments")
+        await question.get_by_role("button", name="Edit").click()
+        await question.get_by_label("Amount").fill("seven")
+        await question.get_by_role("button", name="Approve with this change").click()
+        await expect(question.get_by_text("Write a number")).to_be_visible()
         assert api(server, f"/api/approvals?run_id={run}")["approvals"], "nothing was sent"
-        await asked.get_by_label("Amount").fill("7")
-        await asked.get_by_label("Speed").select_option("fast")
+        await question.get_by_label("Amount").fill("7")
+        await question.get_by_label("Speed").select_option("fast")
         await opened.check_accessibility()
-        await asked.get_by_role("button", name="Approve with this change").click()
+        await question.get_by_role("button", name="Approve with this change").click()
         await expect(status(page)).to_have_text("The run is completed")
         await expect(page.get_by_label("Output", exact=True)).to_have_text("paid 7 to Ann, fast")
 
