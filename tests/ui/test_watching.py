@@ -112,7 +112,6 @@ async def test_two_runs_are_picked_in_the_list_and_compared(server: Server) -> N
 
 async def test_seven_runs_in_as_many_tabs_are_live_over_one_connection(server: Server) -> None:
     runs = [run_of(server, "publish", f"count to {number}", until="waiting") for number in range(7)]
-    before = api(server, "/api/host")["streams"]
     async with browsing() as browser, tab(browser, expected=(SIGNED_OUT,)) as opened:
         await sign_in(opened.page, server, ROOT)
         await opened.page.evaluate(f"sessionStorage.setItem('penstock.token', '{ROOT}')")
@@ -123,7 +122,8 @@ async def test_seven_runs_in_as_many_tabs_are_live_over_one_connection(server: S
             pages.append(await popup.value)
         for page in pages:
             await expect(status(page)).to_have_text("The run is waiting")
-        assert api(server, "/api/host")["streams"] == before + 1
+        # One of this browser; that of another test's may not have ended yet. Without the worker there are eight.
+        assert api(server, "/api/host")["streams"] <= 3
         for run in runs:
             (approval,) = api(server, f"/api/approvals?run_id={run}")["approvals"]
             api(server, f"/api/approvals/{approval['id']}/approve", {})
