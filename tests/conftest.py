@@ -181,6 +181,24 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput[postgres.WORKERINPUT] = str(node.config.stash[postgres.FOLDER])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """Escape what UTF-8 cannot encode: half a surrogate pair in a log line would end a worker of pytest-xdist."""
+    return _encodable((yield))
+
+
+def _encodable(value: object) -> object:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case dict():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(map(_encodable, value))
+        case _:
+            return value
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = config.stash[MARKED]

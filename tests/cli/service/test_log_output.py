@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,17 @@ def logging_to(fd: int, form: LogFormat = LogFormat.JSON) -> Iterator[LogHandler
 
 def opened(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe whose next write blocks."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    return read, write
 
 
 @pytest.mark.requirement("X-15")
@@ -137,12 +148,12 @@ def test_closed_pipe_loses_lines() -> None:
 def test_pipe_that_is_not_read_never_delays_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_output, "CLOSE_S", 0.01)
     monkeypatch.setattr(log_output, "MAX_WAITING", 100)
-    read, write = os.pipe()
+    read, write = full_pipe()
     with logging_to(write) as handler:
         started_ns = SYSTEM_CLOCK.monotonic_ns()
         for _ in range(5_000):
             logs.record(LOGGER, "request", {"user": "x" * 100})
-        assert SYSTEM_CLOCK.monotonic_ns() > started_ns  # it has returned, with a pipe of 64 KiB that is full
+        assert SYSTEM_CLOCK.monotonic_ns() > started_ns  # it has returned, with a pipe that is full
         assert handler.lost > 0
     assert handler.is_writing
     os.close(read)  # the blocked write fails, and the thread ends
