@@ -132,7 +132,8 @@ async def stopped_worker(seed: int) -> None:
     run = await stopped.submit(owner="ann", graph_id="naps", input="x")
     await asyncio.sleep(chance.uniform(0.1, 14))
     hosted = stopped._runs.by_id.get(run.id)
-    for task in (stopped._claiming, stopped._ticking, stopped._tidying):  # nothing renews, nothing looks
+    assert stopped._claims is not None
+    for task in (stopped._claims.task, stopped._ticking, stopped._tidying):  # nothing renews, nothing looks
         if task is not None:
             task.cancel()
     await other.start()

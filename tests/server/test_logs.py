@@ -28,12 +28,13 @@ async def test_each_request_and_each_run_is_one_record(caplog: pytest.LogCapture
         run = (await ann.post("/api/runs", json=body)).json()
         await server.host.wait(run["id"])
         await bob.get(f"/api/runs/{run['id']}/events?q={PROMPT}")
+        await ann.get(f"/api/runs/{run['id']}")
         await ann.get(f"/api/{PROMPT}")
         turn = await ann.post("/api/agents/chat/chat", json={"content": PROMPT})
         await server.host.wait(turn.json()["run_id"])
         model = {"model": "chat", "messages": [{"role": "user", "content": PROMPT}]}
         assert (await ann.post("/v1/chat/completions", json=model)).status_code == 200
-    started, hidden, unknown, talked, completed = records(caplog, "request")
+    started, hidden, read, unknown, talked, completed = records(caplog, "request")
     assert started | {"duration_ms": 0, "request_id": ""} == {
         "request_id": "",
         "method": "POST",
@@ -44,8 +45,9 @@ async def test_each_request_and_each_run_is_one_record(caplog: pytest.LogCapture
         "run_id": run["id"],
     }
     assert started["duration_ms"] > 0
-    shown = (hidden["route"], hidden["status"], hidden["user"], hidden["run_id"])
-    assert shown == ("/api/runs/{run_id}/events", 422, "bob", run["id"])
+    shown = (hidden["route"], hidden["status"], hidden["user"], hidden.get("run_id"))
+    assert shown == ("/api/runs/{run_id}/events", 422, "bob", None)
+    assert (read["route"], read["run_id"]) == ("/api/runs/{run_id}", run["id"])
     assert (unknown["route"], unknown["status"], "run_id" in unknown) == ("other", 404, False)
     assert talked["run_id"] == turn.json()["run_id"]
     ended = {record["run_id"]: record for record in records(caplog, "run")}

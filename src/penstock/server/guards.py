@@ -189,9 +189,8 @@ def _begin_log() -> dict[str, Any] | None:
 
 
 def _log_request(scope: Scope, sender: _ResponseSender, route: str, took_ns: int, fields: dict[str, Any]) -> None:
-    """Log a finished request by its route, not its path, which is the client's to choose."""
+    """Log a finished request by its route and the run it found, not by its path, which is the client's to choose."""
     user = scope["state"].get("user")
-    run_id = scope.get("path_params", {}).get("run_id") or fields.get("run_id")
     about = {
         "request_id": sender.id,
         "method": scope["method"] if scope["method"] in METHODS else "other",
@@ -199,7 +198,7 @@ def _log_request(scope: Scope, sender: _ResponseSender, route: str, took_ns: int
         "status": sender.status,
         "duration_ms": round(took_ns / 1_000_000, 3),
         "user": None if user is None else user.name,
-        "run_id": run_id,
+        "run_id": fields.get("run_id"),
     }
     logs.record(logs.REQUESTS, "request", about)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
+from penstock import logs
 from penstock.clock import Clock
-from penstock.hosting.ports import StoreCorrupt
+from penstock.hosting.ports import RunRecord, StoreCorrupt
 from penstock.server.audit import note
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
@@ -115,6 +116,13 @@ def readable(what: str, record: Any, user: User) -> Any:
         raise not_found(what)
     note(owner=record.owner)
     return record
+
+
+async def readable_run(service: ServerState, run_id: str, user: User) -> RunRecord:
+    """Return the run if the user may read it; the request's log record names it."""
+    run: RunRecord = readable("run", await service.host.get(run_id), user)
+    logs.note(run_id=run.id)
+    return run
 
 
 async def check_cursor(what: str, reading: Awaitable[Any], user: User) -> None:

@@ -10,10 +10,9 @@ from fastapi import APIRouter
 from penstock.hosting.ports import RunRecord
 from penstock.hosting.retention import DAY_S
 from penstock.hosting.run_diff import field_differences, node_differences, node_ends
-from penstock.server.auth import User
 from penstock.server.errors import not_found
 from penstock.server.schemas import BudgetList, BudgetShown, CallPayload, Difference, RunDiff, RunShown, RunTree
-from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable
+from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable_run
 from penstock.server.trees import PAGE
 from penstock.server.unavailable import public
 
@@ -23,7 +22,7 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY]
 @router.get("/{run_id}/tree")
 async def get_tree(run_id: PathId, service: Service, user: CurrentUser) -> RunTree:
     """Return the call tree of a run as columns, up to the event `last_seq`; follow the events after it from there."""
-    run = await _own(service, run_id, user)
+    run = await readable_run(service, run_id, user)
     tree = await service.trees.tree(service.stores.events, run_id)
     now: RunRecord = await service.host.get(run_id) or run
     return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
@@ -35,7 +34,7 @@ async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> Bu
 
     The figures are those of the ledger, which every server sees; budgets inside a run are in its `budget` events.
     """
-    run = await _own(service, run_id, user)
+    run = await readable_run(service, run_id, user)
     seq = await service.stores.events.last_seq(run_id)
     budgets = [BudgetShown.model_validate(data) for data in await service.host.budgets(run)]
     return BudgetList(budgets=budgets, last_seq=seq)
@@ -44,7 +43,7 @@ async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> Bu
 @router.get("/{run_id}/calls/{call_id}")
 async def get_call(run_id: PathId, call_id: PathId, service: Service, user: CurrentUser) -> CallPayload:
     """Return what a call was given and returned, if the operator records that; `recording` is `off` otherwise."""
-    run: RunRecord = await _own(service, run_id, user)
+    run = await readable_run(service, run_id, user)
     payload = await service.stores.payloads.get(run_id, call_id)
     oldest_ms = service.now_ms() - round(service.host.settings.keep_payload_days * DAY_S * 1_000)
     if payload is not None and payload.epoch == run.epoch and payload.at_ms >= oldest_ms:
@@ -59,7 +58,7 @@ async def get_call(run_id: PathId, call_id: PathId, service: Service, user: Curr
 @router.get("/{run_id}/diff/{other_id}")
 async def diff_runs(run_id: PathId, other_id: PathId, service: Service, user: CurrentUser) -> RunDiff:
     """Compare two runs: limits, input, how each node ended, cost and output; empty if they do not differ."""
-    runs = [await _own(service, id, user) for id in (run_id, other_id)]
+    runs = [await readable_run(service, id, user) for id in (run_id, other_id)]
     first, second = [RunShown.whole(run, 0).model_dump(mode="json") for run in runs]
     nodes, other_nodes = [await _node_ends(service, run.id) for run in runs]
     found = [*field_differences(first, second), *node_differences(nodes, other_nodes)]
@@ -74,7 +73,3 @@ async def _node_ends(service: ServerState, run_id: str) -> dict[str, Any]:
         place = page[-1].seq
         await asyncio.sleep(0)  # a long log must not keep the loop from others
     return ends
-
-
-async def _own(service: ServerState, run_id: str, user: User) -> Any:
-    return readable("run", await service.host.get(run_id), user)

@@ -48,7 +48,7 @@ from penstock.server.state import (
     check_cursor,
     may_start_later,
     owner_filter,
-    readable,
+    readable_run,
 )
 from penstock.stops import StopReason
 
@@ -121,7 +121,7 @@ async def start_run(body: NewRun, request: Request, service: Service, user: Curr
 @router.get("/{run_id}")
 async def get_run(run_id: PathId, service: Service, user: CurrentUser) -> RunShown:
     """Return the current state of a run."""
-    return await _shown(service, await _own(service, run_id, user))
+    return await _shown(service, await readable_run(service, run_id, user))
 
 
 @router.get("/{run_id}/events", response_model=EventPage, responses={**STREAMED, **OVER})
@@ -139,7 +139,7 @@ async def get_events(
     422 if the given event is ahead of the newest, whose number is in `details`. 204 if the given event ended the run
     and no more events follow: a browser's EventSource would reconnect after any other response.
     """
-    run = await _own(service, run_id, user)
+    run = await readable_run(service, run_id, user)
     place = after if last_event_id is None else int(last_event_id)
     await _check_event_exists(service, run, place, "query.after" if last_event_id is None else "header.last-event-id")
     if _wants_page(request):
@@ -153,7 +153,7 @@ async def get_events(
 @router.get("/{run_id}/export", response_class=Response, responses={200: {"content": {"application/x-ndjson": {}}}})
 async def export_run(run_id: PathId, service: Service, user: CurrentUser) -> Response:
     """Export a run as one JSON value per line: the run, its graph, its events."""
-    run = await _own(service, run_id, user)
+    run = await readable_run(service, run_id, user)
     disposition = {"Content-Disposition": f'attachment; filename="run-{run_id.replace(":", "-")}.ndjson"'}
     with service.streams.place(user.name):
         lines = _export(service, run)
@@ -181,7 +181,7 @@ async def cancel_run(run_id: PathId, service: Service, user: CurrentUser, body: 
 @router.post("/{run_id}/resume")
 async def resume_run(run_id: PathId, service: Service, user: CurrentUser) -> RunShown:
     """Resume a parked, failed, halted or cancelled run from its completed work."""
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     return await _shown(service, await service.host.resume(run_id))
 
 
@@ -191,7 +191,7 @@ async def grant_run(run_id: PathId, body: Grant, service: Service, user: Current
 
     409 if it does not raise the limit that halted the run, which would halt again; the message says what helps.
     """
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     note(limits=body.limits.model_dump(mode="json", exclude_none=True))
     more, most = body.limits.to_run_limits(), NO_CEILINGS if user.is_admin else service.host.settings.ceilings
     return await _shown(service, await service.host.grant(run_id, more, by=user.name, within=most))
@@ -200,7 +200,7 @@ async def grant_run(run_id: PathId, body: Grant, service: Service, user: Current
 @router.get("/{run_id}/bills")
 async def list_bills(run_id: PathId, service: Service, user: CurrentUser) -> BillList:
     """List the calls of a run whose bill is unknown: their holds stay taken until each is resolved or released."""
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     bills = await service.host.bills(run_id)
     held_nanos = sum(bill.held.cost_nanos for bill in bills)
     return BillList(bills=[BillShown.of(bill) for bill in bills], unresolved_usd=to_usd(held_nanos))
@@ -213,7 +213,7 @@ async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user
     The event `bill.resolved` records who did it. 409 if the run has no such bill, it was resolved already, or the run
     has continued.
     """
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     note(call_id=body.call_id, cost_usd=str(body.cost_usd))
     run = await service.host.resolve_bill(
         run_id,
@@ -229,7 +229,7 @@ async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user
 @router.post("/{run_id}/bills/release")
 async def release_bill(run_id: PathId, body: ReleaseBill, service: Service, user: CurrentUser) -> RunShown:
     """Release an unresolved bill of an ended run, whose call cost nothing; the event is `bill.released`."""
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     note(call_id=body.call_id)
     return await _shown(service, await service.host.release_bill(run_id, body.call_id, by=_person(user, body.by)))
 
@@ -237,7 +237,7 @@ async def release_bill(run_id: PathId, body: ReleaseBill, service: Service, user
 @router.post("/{run_id}/fork", status_code=201)
 async def fork_run(run_id: PathId, body: Fork, service: Service, user: CurrentUser) -> RunShown:
     """Start a new run that reuses this run's work before the node `at`, and runs it and all later nodes again."""
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     user.check_new_id("run_id", body.run_id)
     given = body.input if "input" in body.model_fields_set else UNSET
     forked = await service.host.fork(run_id, owner=user.name, at=body.at, input=given, run_id_new=body.run_id)
@@ -247,7 +247,7 @@ async def fork_run(run_id: PathId, body: Fork, service: Service, user: CurrentUs
 @router.post("/{run_id}/replay", status_code=201)
 async def replay_run(run_id: PathId, service: Service, user: CurrentUser) -> RunShown:
     """Start a new run that repeats this run from its journal alone: nothing is called or spent."""
-    await _own(service, run_id, user)
+    await readable_run(service, run_id, user)
     return await _started(service, await service.host.replay(run_id, owner=user.name))
 
 
@@ -304,11 +304,6 @@ async def _started(service: ServerState, run: RunRecord) -> RunShown:
         why = str(known).partition(";")[0]  # drop the advice to retry the request
         message = f"run {run.id} was started, but its state cannot be read: {why}; GET /api/runs/{run.id} later"
         raise ApiError(known.status, message, code=known.code, headers={**known.headers, "X-Run-Id": run.id}) from error
-
-
-async def _own(service: ServerState, run_id: str, user: User) -> RunRecord:
-    run: RunRecord = readable("run", await service.host.get(run_id), user)
-    return run
 
 
 async def _check_event_exists(service: ServerState, run: RunRecord, place: int, path: str) -> None:
