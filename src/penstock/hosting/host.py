@@ -29,9 +29,9 @@ from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.active_runs import ActiveRuns
 from penstock.hosting.admission import Admission, CheckRoom, Overloaded
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
+from penstock.hosting.budgets import DayBudget, budgets_of_day, stored_budgets, stored_usage
 from penstock.hosting.claim_loop import PARKING_S, ClaimLoop
 from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
-from penstock.hosting.day_budgets import DayBudget, budgets_of_day, stored_budgets, stored_usage
 from penstock.hosting.dispatched import DispatchedWork, Sweeper
 from penstock.hosting.engine import Engine, EngineHealth, EngineUnavailable, Why
 from penstock.hosting.figures import RunFigures

@@ -21,8 +21,7 @@ from penstock.containment.accounts import Balance
 from penstock.containment.safety import ChainMetadata
 from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.hosting.approvals import RunApprovals, only_waits_for_answers
-from penstock.hosting.budgets import BudgetReporter
-from penstock.hosting.day_budgets import DayBudgetWatch, has_day_budget
+from penstock.hosting.budgets import BudgetReporter, DayBudgetWatch, has_day_budget
 from penstock.hosting.durability import Durable, durable_parts, nodes_that_only_ask, paid, shortened_journal
 from penstock.hosting.event_data import (
     ENDINGS,

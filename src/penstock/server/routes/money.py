@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from penstock.hosting.day_budgets import DayBudget
+from penstock.hosting.budgets import DayBudget
 from penstock.hosting.durability import day_of
 from penstock.hosting.ports import (
     CLAIMED,
