@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue
-from penstock.hosting import event_writer as event_writer_module
-from penstock.hosting.event_writer import EventWriter
+from penstock.hosting import event_pipeline
+from penstock.hosting.event_pipeline import EventWriter
 from penstock.hosting.ports import Conflict, Fenced, HostedEvent, StoreUnavailable
 from penstock.storage.memory import MemoryEventStore
 from penstock.testing import ManualClock
@@ -110,7 +110,7 @@ async def test_a_joined_text_has_a_longest_length() -> None:
 async def test_run_that_fills_the_buffer_waits_until_the_store_has_caught_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_writer_module, "MAX_BUFFERED", 10)
+    monkeypatch.setattr(event_pipeline, "MAX_BUFFERED", 10)
     async with Open() as here:
         for _ in range(10):
             here.log.emit("one")
@@ -165,7 +165,7 @@ def test_a_store_in_memory_refuses_what_is_no_json() -> None:
 async def test_burst_of_events_is_one_append_and_flush_does_not_wait_for_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_writer_module, "GATHER_S", 3_600)
+    monkeypatch.setattr(event_pipeline, "GATHER_S", 3_600)
     async with Open() as opened:
         opened.slow.let.set()
         for name in ("run.started", "node.started", "call.started"):
@@ -249,7 +249,7 @@ async def test_event_is_written_soon_without_a_waiting_caller() -> None:
 
 
 async def test_event_emitted_after_close_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writer_module, "GATHER_S", 0)
+    monkeypatch.setattr(event_pipeline, "GATHER_S", 0)
     async with Open() as opened:
         opened.slow.let.set()
         opened.log.emit("run.completed")
@@ -290,7 +290,7 @@ async def test_source_is_drained_before_each_write() -> None:
 
 
 async def test_what_is_at_hand_is_what_the_store_has_newest_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writer_module, "MAX_RECENT", 3)
+    monkeypatch.setattr(event_pipeline, "MAX_RECENT", 3)
     async with Open() as opened:
         log, slow = opened.log, opened.slow
         assert log.after(0, 10) == []

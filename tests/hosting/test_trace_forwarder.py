@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.hosting import event_writer as event_writer_module
-from penstock.hosting.event_writer import BATCH, EventWriter
+from penstock.hosting import event_pipeline
+from penstock.hosting.event_pipeline import BATCH, EventWriter, TraceForwarder
 from penstock.hosting.ports import HostedEvent
-from penstock.hosting.trace_forwarder import TraceForwarder
 from penstock.storage.memory import MemoryEventStore
 from penstock.testing import ManualClock
 from penstock.tracing.events import CustomTrace
@@ -120,7 +119,7 @@ async def test_batch_without_forwarded_entries_does_not_hide_later_ones() -> Non
 
 
 async def test_entries_wait_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writer_module, "MAX_BUFFERED", 5)
+    monkeypatch.setattr(event_pipeline, "MAX_BUFFERED", 5)
     run = Run()
     run.forwarder.open()
     for number in range(BATCH):

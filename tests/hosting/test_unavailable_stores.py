@@ -255,7 +255,7 @@ async def _all(host: RunHost, run_id: str) -> list[Any]:
 
 
 async def test_run_waits_while_its_event_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.hosting.event_writer.MAX_BUFFERED", 50)
+    monkeypatch.setattr("penstock.hosting.event_pipeline.MAX_BUFFERED", 50)
     stores, gate, teller = MemoryStores(), Gate(), Teller()
     await host_with(stores)
     document = graph(

@@ -17,7 +17,7 @@ from contextlib import suppress
 from penstock import checks
 from penstock.hosting.control import RunNotFound
 from penstock.hosting.event_data import LAST_EVENTS
-from penstock.hosting.event_writer import EventWriter
+from penstock.hosting.event_pipeline import EventWriter
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.ports import ENDED, PARKED, HostedEvent, RunRecord, StoreUnavailable, retry_unavailable
