@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidValue
-from penstock.hosting.admission import MAX_WAITING, Overloaded
 from penstock.hosting.event_data import MAX_DEPTH
 from penstock.hosting.host import (
     GraphArchived,
@@ -21,6 +20,7 @@ from penstock.hosting.host import (
     RunNotFound,
 )
 from penstock.hosting.ports import Conflict, HostedEvent, RunRecord, StoreUnavailable
+from penstock.hosting.queue import MAX_WAITING, Overloaded
 from penstock.storage.memory import InProcessMemory, MemoryStores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting.graphs import SETTINGS, Gate, Teller, graph, host_with, without_steps

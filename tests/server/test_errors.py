@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import Halted, InvalidValue, LedgerUnavailable, PenstockError
-from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import ApprovalNotFound, RunNotFound
 from penstock.hosting.host import GraphArchived, GraphNotFound, HostSettings, RunLimits
 from penstock.hosting.ports import Conflict, Fenced, StoreCorrupt, StoreUnavailable
+from penstock.hosting.queue import Overloaded
 from penstock.kernel.graph import GraphInvalid, Problem
 from penstock.server.errors import MAX_DETAILS, STATUS, ApiError, api_error, error_response
 from penstock.stops import Stop, StopReason

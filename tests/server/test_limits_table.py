@@ -14,9 +14,9 @@ from penstock.chat import conversation
 from penstock.chat import service as chat_service
 from penstock.chat.conversation import MessageTree
 from penstock.errors import PenstockError
-from penstock.hosting.admission import Overloaded
 from penstock.hosting.host import HostSettings
 from penstock.hosting.limits import RunLimits
+from penstock.hosting.queue import Overloaded
 from penstock.kernel.document import parse_graph
 from penstock.kernel.graph import GraphInvalid
 from penstock.nodes import loop, memory

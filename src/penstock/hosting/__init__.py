@@ -18,7 +18,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.hosting.admission import Overloaded as Overloaded
     from penstock.hosting.bills import BillNotFound as BillNotFound
     from penstock.hosting.bills import HostedBill as HostedBill
     from penstock.hosting.control import ApprovalNotFound as ApprovalNotFound
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.hosting.ports import HostedEvent as HostedEvent
     from penstock.hosting.ports import RunRecord as RunRecord
     from penstock.hosting.ports import StoreUnavailable as StoreUnavailable
+    from penstock.hosting.queue import Overloaded as Overloaded
 
 LATER = {
     "Conflict": "ports",

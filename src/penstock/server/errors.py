@@ -21,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.chat.conversation import AttachmentNotFound, ChatNotFound, ConversationInvalid, MessageNotFound
 from penstock.errors import Halted, InvalidValue, PenstockError, RunEnded
-from penstock.hosting.admission import Overloaded
 from penstock.hosting.control import ApprovalNotFound, RunNotFound
 from penstock.hosting.host import GraphArchived, GraphNotFound
 from penstock.hosting.ports import Conflict, Fenced, StoreCorrupt
+from penstock.hosting.queue import Overloaded
 from penstock.hosting.tokens import TokenNotFound
 from penstock.ids import AN_ID, ID
 from penstock.kernel.graph import GraphInvalid, Problem
