@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from penstock.hosting.active_runs import ActiveRuns
 from penstock.hosting.control import Control, RunNotFound, append_event
 from penstock.hosting.engine import CannotWork, Ended, Fence, Leaving, Waiting, WorkResult
 from penstock.hosting.host_context import HostContext
@@ -32,6 +31,7 @@ from penstock.hosting.ports import (
     StoreCorrupt,
     TransactionStores,
 )
+from penstock.hosting.queue import ActiveRuns
 from penstock.nodes.checking import NOT_OFFERED, DocumentCheck, check_document
 from penstock.runtime.graphs.graph_plan import aside
 

@@ -26,7 +26,6 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.accounts import Balance
 from penstock.containment.ledger import Amounts
 from penstock.errors import InvalidValue, PenstockError
-from penstock.hosting.active_runs import ActiveRuns
 from penstock.hosting.bills import BillNotFound, Bills, HostedBill
 from penstock.hosting.budgets import DayBudget, budgets_of_day, stored_budgets, stored_usage
 from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFound
@@ -57,7 +56,7 @@ from penstock.hosting.ports import (
     StoreUnavailable,
     TransactionStores,
 )
-from penstock.hosting.queue import PARKING_S, Admission, CheckRoom, ClaimLoop, Overloaded
+from penstock.hosting.queue import PARKING_S, ActiveRuns, Admission, CheckRoom, ClaimLoop, Overloaded
 from penstock.hosting.reader import Reading
 from penstock.hosting.retention import remove, remove_ended, sweep_accounts
 from penstock.ids import new_run_id
