@@ -21,7 +21,7 @@ from penstock import (
     Usage,
 )
 from penstock.agents.agent import Agent
-from penstock.agents.execution import Approval, HookAbort
+from penstock.agents.loop import Approval, HookAbort
 from penstock.agents.messages import Message, TextDelta, ToolCall, ToolCallDelta
 from penstock.agents.model import ModelRequest, ModelResponse
 from penstock.agents.react import ReActLoop

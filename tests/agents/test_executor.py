@@ -19,10 +19,9 @@ from penstock import (
     TerminationReason,
     Usage,
 )
-from penstock.agents.execution import HookAbort
 from penstock.agents.executor import Executor, MaxIterationsReached
 from penstock.agents.hooks import Hook
-from penstock.agents.loop import AgentLoopResult, Conversation, LoopAction
+from penstock.agents.loop import AgentLoopResult, Conversation, HookAbort, LoopAction
 from penstock.agents.messages import Message, TextDelta, ToolCall, ToolResult, Transcript
 from penstock.agents.model import ModelRequest, ModelResponse, TruncatedResponse
 from penstock.agents.scripted import ScriptedModel

@@ -27,7 +27,7 @@ from penstock import (
     Usage,
     current_call,
 )
-from penstock.agents.execution import Approval, Execution, running_execution
+from penstock.agents.loop import Approval, Execution, running_execution
 from penstock.agents.messages import ToolCall, ToolResult
 from penstock.agents.tools import (
     MAX_CALLS_PER_TURN,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.agents.agent import Agent
-from penstock.agents.execution import Approval
+from penstock.agents.loop import Approval
 from penstock.agents.messages import ToolCall, ToolResult
 from penstock.agents.scripted import ScriptedModel
 from penstock.agents.tools import Tool, Tools, execute_one

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.chat.conversation import MAX_CHARACTERS, ChatMessage
-from penstock.chat.run_handler import (
+from penstock.chat.turn import (
     CUT,
     KIND,
     MAX_ERROR,

@@ -11,9 +11,8 @@ import pytest
 
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import ChatRecord
-from penstock.chat.run_handler import KIND, writing
 from penstock.chat.service import ChatService
-from penstock.chat.turn import ChatTurn
+from penstock.chat.turn import KIND, ChatTurn, writing
 from penstock.hosting.host import RunHost
 from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Conflict, RunRecord, StoreUnavailable
 from penstock.storage.memory import MemoryStores

@@ -14,9 +14,9 @@ from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.durability import ALL, day_of
+from penstock.hosting.figures import SpendingTally
 from penstock.hosting.host import RunHost
 from penstock.hosting.ports import MAX_SHARES, CostShare, HostedEvent
-from penstock.hosting.spending import SpendingTally
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.storage.memory import MemoryStores

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from penstock.chat.ports import ChatRecord
-from penstock.chat.run_handler import writing
+from penstock.chat.turn import writing
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import ApprovalRecord, CancelRequest, RunRecord, StoreUnavailable
 from penstock.storage import migrate, migrations, newest_version, open_stores, schema_version

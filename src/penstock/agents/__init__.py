@@ -12,7 +12,6 @@ embedding     models that make vectors        history       the conversation bef
 from penstock.agents.agent import Agent, AgentResult
 from penstock.agents.compaction import Compaction
 from penstock.agents.embedding import BadEmbeddings, EmbeddingModel, EmbeddingRequest, Embeddings
-from penstock.agents.execution import Approval, HookAbort
 from penstock.agents.executor import Executor, MaxIterationsReached
 from penstock.agents.formats import (
     FormatError,
@@ -34,8 +33,10 @@ from penstock.agents.hooks import (
 from penstock.agents.loop import (
     AgentLoop,
     AgentLoopResult,
+    Approval,
     Conversation,
     ExecutorResult,
+    HookAbort,
     Iteration,
     LoopAction,
     LoopData,

@@ -13,10 +13,9 @@ from typing import Any
 
 from penstock import checks
 from penstock.agents.compaction import Compaction
-from penstock.agents.execution import Approve, OnDelta
 from penstock.agents.executor import MAX_ITERATIONS, Executor, as_input
 from penstock.agents.formats import as_format
-from penstock.agents.loop import AgentLoop, Conversation, ExecutorResult
+from penstock.agents.loop import AgentLoop, Approve, Conversation, ExecutorResult, OnDelta
 from penstock.agents.messages import ContentPart, Message
 from penstock.agents.model import Model, ModelSettings
 from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ToolCallingLoop

@@ -15,17 +15,22 @@ from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from penstock import checks
-from penstock.agents.execution import NO_LISTENERS, Approve, Execution, HookAbort, OnDelta, running_execution
 from penstock.agents.hooks import listeners_of
 from penstock.agents.loop import (
+    NO_LISTENERS,
     AgentLoop,
     AgentLoopResult,
+    Approve,
     Conversation,
+    Execution,
     ExecutorResult,
+    HookAbort,
     LoopAction,
     LoopData,
+    OnDelta,
     data_of,
     remember,
+    running_execution,
 )
 from penstock.agents.messages import ContentPart, Message
 from penstock.agents.tools import render_value

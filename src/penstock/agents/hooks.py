@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.agents.execution import Listeners
-from penstock.agents.loop import AgentLoopResult, ExecutorResult
+from penstock.agents.loop import AgentLoopResult, ExecutorResult, Listeners
 from penstock.agents.messages import ToolCall, ToolResult
 from penstock.agents.model import ModelRequest, ModelResponse
 from penstock.errors import InvalidValue

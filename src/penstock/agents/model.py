@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
-from penstock.agents.execution import Execution, OnDelta, running_execution
+from penstock.agents.loop import Execution, OnDelta, running_execution
 from penstock.agents.messages import Message, TextDelta, ToolCall, ToolCallDelta, Transcript, bytes_of
 from penstock.agents.tools import MAX_CALLS_PER_TURN, ToolSpec
 from penstock.containment.limits import BudgetExceededError

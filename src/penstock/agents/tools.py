@@ -22,7 +22,7 @@ from hashlib import sha256
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from penstock import checks
-from penstock.agents.execution import Execution, HookAbort, running_execution
+from penstock.agents.loop import Execution, HookAbort, running_execution
 from penstock.agents.messages import ToolCall, ToolResult, bytes_of
 from penstock.agents.schema import Parameters, Problems, check, read_json
 from penstock.containment import accounts

@@ -40,16 +40,21 @@ from penstock.chat.conversation import (
     yield_every,
 )
 from penstock.chat.ports import Attachment, ChatRecord, ChatStore, ChatTransaction
-from penstock.chat.run_handler import (
+from penstock.chat.turn import (
     KIND,
     ChatRunHandler,
+    ChatTurn,
+    Limits,
+    NewMessage,
+    TurnRequest,
     as_content,
     latest_answer,
     load_tree,
     unfinished_answers,
+    user_message_id,
+    without_ids,
     writing,
 )
-from penstock.chat.turn import ChatTurn, Limits, NewMessage, TurnRequest, user_message_id, without_ids
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InvalidValue
 from penstock.hosting.host import RunHost

@@ -18,6 +18,7 @@ from penstock.containment.ledger import Amounts
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.hosting.control import append_event, found
 from penstock.hosting.event_data import BILL_RELEASED, BILL_RESOLVED, sanitize
+from penstock.hosting.figures import label, outer_node
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.ports import (
     ENDED,
@@ -31,7 +32,6 @@ from penstock.hosting.ports import (
     TransactionStores,
     retry_unavailable,
 )
-from penstock.hosting.spending import label, outer_node
 from penstock.ids import new_run_id
 from penstock.money import format_usd, to_nanos, to_usd
 from penstock.runtime.durable.async_ledger import AsyncLedger

@@ -46,10 +46,9 @@ from penstock.hosting.event_data import (
     to_json,
     unpriced_event,
 )
-from penstock.hosting.figures import RunFigures
+from penstock.hosting.figures import RunFigures, SpendingTally
 from penstock.hosting.payloads import PayloadRecorder
 from penstock.hosting.ports import Conflict, Fenced, HostedEvent, TransactionStores, retry_unavailable
-from penstock.hosting.spending import SpendingTally
 from penstock.ids import call_number
 from penstock.notify import Notifier
 from penstock.runtime.durable import failpoints

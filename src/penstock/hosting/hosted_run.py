@@ -41,6 +41,7 @@ from penstock.hosting.event_data import (
     truncated_text,
 )
 from penstock.hosting.event_pipeline import MAX_INLINE_EVENTS, EventWriter, TraceForwarder
+from penstock.hosting.figures import SpendingTally
 from penstock.hosting.forking import plan_of
 from penstock.hosting.halts import limit_owner
 from penstock.hosting.host_context import HostContext, Prepared, RunHandler
@@ -60,7 +61,6 @@ from penstock.hosting.ports import (
     is_short,
     retry_unavailable,
 )
-from penstock.hosting.spending import SpendingTally
 from penstock.money import to_nanos
 from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
 from penstock.runtime.call import running_call

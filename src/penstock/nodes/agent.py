@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from penstock.agents.agent import Agent
-from penstock.agents.execution import OnDelta
 from penstock.agents.executor import MAX_ITERATIONS
 from penstock.agents.formats import as_format
+from penstock.agents.loop import OnDelta
 from penstock.agents.tools import Tool
 from penstock.kernel.executor import Handle
 from penstock.kernel.values import DataValue, typed

@@ -15,7 +15,7 @@ from itertools import count
 from threading import Lock
 from typing import Any, Protocol, runtime_checkable
 
-from penstock.agents.execution import Approval, Approve
+from penstock.agents.loop import Approval, Approve
 from penstock.agents.messages import ToolCall
 from penstock.agents.schema import check
 from penstock.agents.tools import tool_to_approve

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from penstock.agents.agent import Agent
-from penstock.agents.execution import OnDelta
 from penstock.agents.formats import JsonTextFormat, TextOutputFormat
+from penstock.agents.loop import OnDelta
 from penstock.agents.messages import Delta, ToolCall, ToolCallDelta, ToolResult
 from penstock.agents.model import Model, ModelSettings, NamedTool
 from penstock.agents.tool_calling import ToolCallingLoop

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.agents.execution import OnDelta
+from penstock.agents.loop import OnDelta
 from penstock.agents.messages import Message, Transcript
 from penstock.agents.model import ModelRequest
 from penstock.kernel.executor import Handle

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.agents.agent import Agent
-from penstock.agents.execution import Execution, OnDelta, running_execution
 from penstock.agents.history import answering_after
+from penstock.agents.loop import Execution, OnDelta, running_execution
 from penstock.agents.messages import Delta
 from penstock.agents.tools import ToolChain
 from penstock.errors import PenstockError

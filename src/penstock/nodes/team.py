@@ -18,9 +18,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from penstock.agents.agent import Agent
-from penstock.agents.execution import OnDelta
 from penstock.agents.executor import MAX_ITERATIONS
-from penstock.agents.loop import CONTINUE, AgentLoopResult, LoopAction, data_of, remember, transcript_of
+from penstock.agents.loop import CONTINUE, AgentLoopResult, LoopAction, OnDelta, data_of, remember, transcript_of
 from penstock.agents.messages import Message, ToolCall, ToolResult
 from penstock.agents.model import DEFAULT_SETTINGS, Model, ModelRequest
 from penstock.agents.tool_calling import send, truncated_in

@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.chat.run_handler import chat_services
 from penstock.chat.scope import CHAT_START_TYPES
+from penstock.chat.turn import chat_services
 from penstock.hosting.ports import GraphRecord
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem

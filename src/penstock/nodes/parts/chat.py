@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.agents.execution import OnDelta
+from penstock.agents.loop import OnDelta
 from penstock.agents.messages import ContentPart, Delta, Media, Message, TextDelta, ToolCall, ToolResult
 from penstock.agents.tools import ToolChain, as_tool
 from penstock.kernel.values import DataValue, as_text

@@ -9,7 +9,7 @@ from typing import Any
 
 import mcp_types as types
 
-from penstock.chat.run_handler import answer_text
+from penstock.chat.turn import answer_text
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import ENDED, GraphRecord, HostedEvent, RunRecord
 from penstock.money import known_usd

@@ -14,8 +14,8 @@ from typing import Any
 
 from penstock.agents.agent import Agent
 from penstock.agents.model import Model
-from penstock.chat.run_handler import chat_services
 from penstock.chat.scope import ChatScope
+from penstock.chat.turn import chat_services
 from penstock.errors import InvalidValue, PenstockError
 from penstock.hosting.ports import GraphRecord
 from penstock.kernel.document import parse_graph, parse_part

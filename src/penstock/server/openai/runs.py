@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.chat.conversation import MAX_ATTACHMENTS, ChatLimitReached, ChatNotFound, MessageNotFound, yield_every
 from penstock.chat.ports import Attachment
-from penstock.chat.run_handler import KIND, latest_answer
-from penstock.chat.turn import answers_something_else
+from penstock.chat.turn import KIND, answers_something_else, latest_answer
 from penstock.errors import InvalidValue
 from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.forking import TAKES_UP

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.chat.run_handler import answer_text
+from penstock.chat.turn import answer_text
 from penstock.hosting.event_data import STATUS_OF
 from penstock.hosting.ports import HostedEvent, RunStatus
 from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
