@@ -44,8 +44,7 @@ class Pass:
     """An executor that hands on what came."""
 
     def execute(self, data: Any, inputs: Any, context: Any) -> Any:
-        from penstock.kernel.executor import ExecutionResult
-        from penstock.kernel.values import DataValue
+        from penstock.kernel.executor import DataValue, ExecutionResult
 
         return ExecutionResult({"output": inputs.get("input") or DataValue("number", 1)})
 

@@ -72,10 +72,10 @@ if TYPE_CHECKING:
     from penstock.flow.trace import ExecutionTrace as ExecutionTrace
     from penstock.flow.trace import StepTrace as StepTrace
     from penstock.front_door import contain as contain
+    from penstock.kernel.executor import DataValue as DataValue
     from penstock.kernel.executor import ExecutionResult as ExecutionResult
     from penstock.kernel.frontier import quorum as quorum
     from penstock.kernel.graph import GraphInvalid as GraphInvalid
-    from penstock.kernel.values import DataValue as DataValue
     from penstock.policies import ErrorPolicy as ErrorPolicy
     from penstock.providers.scope import contained as contained
     from penstock.runtime.billing.prices import Price as Price
@@ -193,10 +193,9 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "StepTrace",
     ),
     "penstock.front_door": ("contain",),
-    "penstock.kernel.executor": ("ExecutionResult",),
+    "penstock.kernel.executor": ("DataValue", "ExecutionResult"),
     "penstock.kernel.frontier": ("quorum",),
     "penstock.kernel.graph": ("GraphInvalid",),
-    "penstock.kernel.values": ("DataValue",),
     "penstock.policies": ("ErrorPolicy",),
     "penstock.providers.scope": ("contained",),
     "penstock.runtime.billing.prices": (

@@ -15,7 +15,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import RunHost
 from penstock.hosting.limits import HostSettings
 from penstock.hosting.ports import RunRecord
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue
 from penstock.storage.memory import MemoryStores
 from penstock.testing import SimLoop
 from tests.nodes.graphs import Json, graph, node, registry

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from penstock.chat import ChatScope, services_for
 from penstock.errors import InvalidValue
 from penstock.kernel.document import graph_to_json, parse_graph
-from penstock.kernel.executor import ExecutionResult
+from penstock.kernel.executor import DataValue, ExecutionResult
 from penstock.kernel.graph import Channel, EdgeSpec, GraphSpec, NodeSpec
-from penstock.kernel.values import DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.testing import explore

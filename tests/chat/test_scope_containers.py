@@ -19,8 +19,8 @@ from penstock.chat import ChatScope, services_for
 from penstock.chat.turn import ChatTurn
 from penstock.errors import InvalidValue
 from penstock.kernel.document import graph_to_json, parse_graph
+from penstock.kernel.executor import DataValue
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
-from penstock.kernel.values import DataValue
 from penstock.nodes.parts.chat import GO_ON
 from tests.chat.chats import ANN, Chats, chatting
 from tests.nodes.graphs import Json, events_of, graph, node

@@ -12,7 +12,7 @@ from tests.cli.conftest import Penstock
 
 NODES = """
 from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue
 
 
 class Ask:

@@ -10,8 +10,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.engine import Engine
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import HostedEvent, HostStores
-from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle
 from penstock.nodes import executors as node_executors
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.graphs.graph_runtime import FlowContext

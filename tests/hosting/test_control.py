@@ -13,8 +13,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, Overloaded, RunHost, RunLimits, RunNotFound
 from penstock.hosting.ports import Conflict, RunRecord
-from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.durable.ports import JournalEntry

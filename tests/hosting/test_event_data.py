@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.hosting.event_data import SHORT, finish_reason, node_event, to_json, truncate
-from penstock.kernel.values import DataValue, PartialValue
+from penstock.kernel.executor import DataValue, PartialValue
 from penstock.runtime.graphs.node_execution import NodeEvent
 from penstock.tracing.jsonable import MAX_TEXT
 

@@ -15,8 +15,7 @@ from penstock.containment.ledger import LedgerStore
 from penstock.hosting.host import RunHost
 from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.ports import CancelRequest, Fenced, HostedEvent
-from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.storage.memory import MemoryStores

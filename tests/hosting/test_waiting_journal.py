@@ -10,8 +10,7 @@ import pytest
 
 from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.host import RunHost
-from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle
 from penstock.nodes.llm_completion import LlmCompletion
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.ports import JournalEntry

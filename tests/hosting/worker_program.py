@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle
 from penstock.nodes import executors
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.storage.stores import open_stores

@@ -326,7 +326,7 @@ def test_the_schema_says_what_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["graph", "plan", "frontier", "validate", "values", "executor", "links", "routing", "render", "document"]
+    "module", ["graph", "plan", "frontier", "validate", "executor", "links", "routing", "render", "document"]
 )
 def test_pydantic_is_loaded_when_a_graph_is_read_and_not_before(module: str) -> None:
     code = f"import sys, penstock.kernel.{module}; print('pydantic' in sys.modules)"

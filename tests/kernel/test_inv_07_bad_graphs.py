@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from penstock.kernel.document import graph_to_json, parse_graph
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
+from penstock.kernel.executor import ConversionFailed, DataValue, ExecutionResult, ExecutorRegistry, Handle
 from penstock.kernel.frontier import Frontier
 from penstock.kernel.graph import EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
 from penstock.kernel.plan import Plan
 from penstock.kernel.render import to_mermaid, to_text
 from penstock.kernel.routing import RoutingFailed
 from penstock.kernel.validate import compile_graph, validate
-from penstock.kernel.values import ConversionFailed, DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from tests.kernel.graphs import Stub

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.executor import Handle
+from penstock.kernel.executor import ConversionFailed, Conversions, DataValue, Handle
 from penstock.kernel.routing import Outputs, RoutingFailed, route
-from penstock.kernel.values import ConversionFailed, Conversions, DataValue
 from tests.kernel.graphs import flow, link
 
 

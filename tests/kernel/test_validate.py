@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.executor import ExecutorRegistry, Handle
+from penstock.kernel.executor import STANDARD_CONVERSIONS, DataValue, ExecutorRegistry, Handle
 from penstock.kernel.frontier import Frontier
 from penstock.kernel.graph import MAX_PROBLEMS, EdgeSpec, GraphInvalid, GraphSpec, NodeSpec, Problem
 from penstock.kernel.links import LinkCycle
 from penstock.kernel.plan import CycleFound, compile_plan
 from penstock.kernel.validate import compile_graph, flow_edges, validate
-from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_execution import run_flow
 from tests.kernel.graphs import Stub, chain, edge_lists, flow, graph, link

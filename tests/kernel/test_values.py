@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CancelledError, InvalidValue
-from penstock.kernel.values import STANDARD_CONVERSIONS, ConversionFailed, Conversions, DataValue
+from penstock.kernel.executor import STANDARD_CONVERSIONS, ConversionFailed, Conversions, DataValue
 
 TYPES = ("text", "number", "boolean", "object", "list", "any")
 PATH = "a.output → b.input"

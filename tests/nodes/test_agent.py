@@ -18,14 +18,13 @@ from penstock.agents.tools import Tool
 from penstock.containment.limits import Budget, BudgetExceededError
 from penstock.errors import CancelledError, InvalidValue
 from penstock.kernel.document import parse_graph
-from penstock.kernel.values import DataValue, PartialValue
+from penstock.kernel.executor import DataValue, PartialValue
 from penstock.nodes.llm_completion import LlmCompletion
 from penstock.nodes.parts.services import ModelUnknown, NotOffered
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphPlan
 from penstock.runtime.graphs.node_execution import ExecutorMisbehaved, NodeEvent, emit_flow, run_flow
 from penstock.stops import TerminationReason
 from tests.nodes.graphs import Json, events_of, graph, node, output_of, problems, registry

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from penstock import Budget, BudgetExceededError, CancelledError, ExecutionConfig, ExecutionContext, StepTimeout
-from penstock.kernel.executor import ExecutionResult, Handle
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
-from penstock.kernel.values import DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.node_execution import run_flow
 from penstock.runtime.graphs.validation import validate

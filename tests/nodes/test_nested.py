@@ -12,8 +12,8 @@ import pytest
 from penstock.containment.limits import Budget, BudgetExceededError
 from penstock.errors import CancelledError
 from penstock.kernel.document import read_loosely
+from penstock.kernel.executor import DataValue
 from penstock.kernel.graph import GraphInvalid
-from penstock.kernel.values import DataValue
 from penstock.nodes.loop import LoopNotDone
 from penstock.nodes.map import ItemFailed, MapRefused
 from penstock.nodes.parts import nested

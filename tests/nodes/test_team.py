@@ -13,7 +13,7 @@ from penstock.chat.scope import ChatScope
 from penstock.containment.limits import BudgetExceededError
 from penstock.errors import InvalidValue
 from penstock.kernel.document import parse_graph
-from penstock.kernel.values import PartialValue
+from penstock.kernel.executor import PartialValue
 from penstock.nodes.team import MemberFailed
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext

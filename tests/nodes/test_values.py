@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.values import ConversionFailed
+from penstock.kernel.executor import ConversionFailed
 from tests.nodes.graphs import events_of, graph, node, output_of, problems
 
 

@@ -34,7 +34,7 @@ HOST = """
 import asyncio, os, sys
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue
 from penstock.storage import open_stores
 
 url, notes, worker = sys.argv[1:]

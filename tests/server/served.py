@@ -20,8 +20,7 @@ from fastapi import FastAPI
 from penstock.chat.service import ChatService
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.hosting.host import HostSettings, RunHost
-from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult
 from penstock.nodes import executors as standard_executors
 from penstock.runtime.billing.prices import PriceBook
 from penstock.server.app import create_app, state_of

@@ -34,7 +34,7 @@ from penstock.nodes import executors
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue
 
 class Wait:
     async def execute(self, data, inputs, context):

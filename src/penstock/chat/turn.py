@@ -48,7 +48,7 @@ from penstock.kernel.graph import GraphSpec
 from penstock.money import known_usd
 from penstock.nodes.chat_start import as_messages
 from penstock.nodes.client_tools import SERVICE
-from penstock.runtime.graphs.graph_plan import aside
+from penstock.runtime.graphs.graph_runtime import aside
 
 if TYPE_CHECKING:
     from penstock.hosting.host import RunHost

@@ -26,9 +26,8 @@ from penstock.cli.render.text import titled
 from penstock.containment.limits import UNLIMITED, Limits
 from penstock.errors import CancelledError, Halted
 from penstock.flow.graph import Graph
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry
 from penstock.kernel.graph import DEFAULT_OUTPUT, GraphInvalid, GraphSpec
-from penstock.kernel.values import DataValue
 from penstock.money import known_usd, to_usd
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext

@@ -33,7 +33,7 @@ from penstock.hosting.ports import (
 )
 from penstock.hosting.queue import ActiveRuns
 from penstock.nodes.checking import NOT_OFFERED, DocumentCheck, check_document
-from penstock.runtime.graphs.graph_plan import aside
+from penstock.runtime.graphs.graph_runtime import aside
 
 UNKNOWN_TYPE = "unknown_type"
 """Problem code of a node type that this host has no executor for."""

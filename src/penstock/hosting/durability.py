@@ -23,7 +23,7 @@ from penstock.runtime.durable.journal import Journal, shortened
 from penstock.runtime.durable.keys import display_id, entry_node, escaped
 from penstock.runtime.durable.ports import JournalEntry, JournalStore
 from penstock.runtime.durable.shared import SharedBudget
-from penstock.runtime.graphs.graph_plan import GraphPlan
+from penstock.runtime.graphs.graph_runtime import GraphPlan
 
 ONLY_ASK = (AgentNode, LlmCompletion)
 RUNS, OWNERS, TEAMS, ALL, UNKNOWN = "run:", "user:", "team:", "all:", "unknown:"

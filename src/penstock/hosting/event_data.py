@@ -14,9 +14,8 @@ from penstock.agents.model import TruncatedByBudget
 from penstock.containment.accounts import Taken
 from penstock.containment.safety import Decision
 from penstock.hosting.ports import USAGE, RunRecord, RunStatus
-from penstock.kernel.executor import ExecutionResult
+from penstock.kernel.executor import DataValue, ExecutionResult, PartialValue
 from penstock.kernel.graph import DEFAULT_OUTPUT
-from penstock.kernel.values import DataValue, PartialValue
 from penstock.money import known_usd, to_usd
 from penstock.nodes.program import CHANGED
 from penstock.runtime.graphs.node_execution import LIFECYCLE, NodeEvent

@@ -10,11 +10,9 @@ from typing import Any
 
 from penstock.errors import InvalidValue
 from penstock.hosting.ports import RunRecord
-from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.executor import DataValue, ExecutorRegistry, typed
 from penstock.kernel.graph import GraphSpec
-from penstock.kernel.values import DataValue, typed
-from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphPlan
 
 TAKES_UP = ("fork", "replay")
 """Kinds of runs that start from the journal of another run."""

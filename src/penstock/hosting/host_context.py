@@ -21,7 +21,7 @@ from penstock.money import to_usd
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.async_ledger import AsyncLedger
-from penstock.runtime.graphs.graph_plan import GraphPlan
+from penstock.runtime.graphs.graph_runtime import GraphPlan
 
 logger = logging.getLogger("penstock.hosting")
 

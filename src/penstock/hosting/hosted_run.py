@@ -69,8 +69,7 @@ from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import FlowContext, entry_node_ids_in
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphPlan, entry_node_ids_in
 from penstock.runtime.graphs.node_execution import NodeEvent, emit_flow
 from penstock.runtime.run import RunSettings
 from penstock.runtime.watching.registry import CancelResult

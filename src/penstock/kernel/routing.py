@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.errors import PenstockError
-from penstock.kernel.executor import Handle
+from penstock.kernel.executor import STANDARD_CONVERSIONS, Conversions, DataValue, Handle
 from penstock.kernel.graph import EdgeSpec
-from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions, DataValue
 
 Outputs = Mapping[str, Mapping[str, DataValue]]
 """The values each node that has run gave, by node and handle."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice
 from typing import Any, Literal, Protocol
 
-from penstock.kernel.executor import ExecutorRegistry, Handle, Side
+from penstock.kernel.executor import STANDARD_CONVERSIONS, Conversions, ExecutorRegistry, Handle, Side
 from penstock.kernel.graph import (
     CHANNELS,
     MAX_EDGES,
@@ -34,7 +34,6 @@ from penstock.kernel.graph import (
 )
 from penstock.kernel.links import Key, LinkCycle
 from penstock.kernel.plan import CycleFound, Plan, plan_columns
-from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions
 
 Act = Literal["execute", "materialize"]
 """What an executor does: run a node, or make what others link to."""

@@ -17,8 +17,7 @@ from penstock.agents.executor import MAX_ITERATIONS
 from penstock.agents.formats import as_format
 from penstock.agents.loop import OnDelta
 from penstock.agents.tools import Tool
-from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue, typed
+from penstock.kernel.executor import DataValue, Handle, typed
 from penstock.nodes.approval import approve_with
 from penstock.nodes.client_tools import (
     ClientRequest,

@@ -20,8 +20,7 @@ from penstock.agents.messages import ToolCall
 from penstock.agents.schema import check
 from penstock.agents.tools import tool_to_approve
 from penstock.errors import InvalidValue, PenstockError
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue, typed
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, Handle, typed
 from penstock.nodes.parts.services import ServiceMissing
 from penstock.nodes.parts.template import Template, TemplateInvalid
 from penstock.runtime.context import ExecutionContext

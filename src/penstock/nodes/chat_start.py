@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidValue
-from penstock.kernel.executor import ExecutionResult, Handle
-from penstock.kernel.values import DataValue, as_text
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle, as_text
 from penstock.nodes.parts.chat import messages_in, newest
 from penstock.nodes.parts.services import runtime_of
 from penstock.runtime.graphs.graph_runtime import FlowContext

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, Handle
 from penstock.nodes.parts import condition
 from penstock.nodes.parts.condition import Condition
 from penstock.runtime.graphs.settings import Checked, Data, Finding, Settings, Text

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from penstock.agents.embedding import MAX_TEXTS, EmbeddingModel, TextOrTokens, to_base64
 from penstock.errors import InvalidValue, PenstockError
-from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue, typed
+from penstock.kernel.executor import DataValue, Handle, typed
 from penstock.nodes.parts.services import check_allowed, import_default, service_mapping
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.settings import Checked, Data, Name, Settings, Within

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from penstock.errors import PenstockError
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue, typed
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, Handle, typed
 from penstock.nodes.parts.services import ServiceMissing, import_default
 from penstock.nodes.parts.template import Template, TemplateFailed, TemplateInvalid
 from penstock.runtime.graphs.graph_runtime import FlowContext

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernel.executor import Handle
-from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue, typed
+from penstock.kernel.executor import STANDARD_CONVERSIONS, DataValue, Handle, typed
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.settings import Checked, Data, Settings, ValueType
 

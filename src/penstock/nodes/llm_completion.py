@@ -10,8 +10,7 @@ from typing import Any
 from penstock.agents.loop import OnDelta
 from penstock.agents.messages import Message, Transcript
 from penstock.agents.model import ModelRequest
-from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue, as_text, typed
+from penstock.kernel.executor import DataValue, Handle, as_text, typed
 from penstock.nodes.parts.chat import streamed
 from penstock.nodes.parts.services import MaxOutputTokens, ModelData, Temperature, model_for, model_settings
 from penstock.runtime.context import ExecutionContext

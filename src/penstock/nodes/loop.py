@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from penstock.errors import PenstockError
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue, typed
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, Handle, typed
 from penstock.nodes.parts import condition, nested
 from penstock.nodes.parts.condition import Condition
 from penstock.nodes.parts.nested import GraphData

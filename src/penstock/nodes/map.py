@@ -15,14 +15,12 @@ from typing import Annotated, Any
 from penstock.agents.messages import ToolCall
 from penstock.agents.tools import ToolChain, execute_one
 from penstock.errors import PenstockError
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, Handle, typed
 from penstock.kernel.graph import DEFAULT_OUTPUT, GraphSpec, NodeSpec
-from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
 from penstock.nodes.parts.services import combine_tools, runtime_of
-from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphPlan
 from penstock.runtime.graphs.node_execution import NodeEvent, run_flow
 from penstock.runtime.graphs.settings import Checked, Data, Finding, Settings, Within
 

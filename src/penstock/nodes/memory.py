@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from penstock.agents.tools import Tool
 from penstock.errors import InvalidValue
-from penstock.kernel.executor import Handle
-from penstock.kernel.values import DataValue, as_text, typed
+from penstock.kernel.executor import DataValue, Handle, as_text, typed
 from penstock.nodes.parts.services import ServiceMissing, tool_name
 from penstock.runtime.graphs.graph_runtime import FlowContext
 from penstock.runtime.graphs.settings import Checked, Data, Name, Settings, Within

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import PenstockError
-from penstock.kernel.executor import Handle
+from penstock.kernel.executor import STANDARD_CONVERSIONS, DataValue, Handle, type_of, typed
 from penstock.kernel.graph import shown
-from penstock.kernel.values import STANDARD_CONVERSIONS, DataValue, type_of, typed
 from penstock.runtime.graphs.settings import Checked, Data, Settings, Text
 
 

@@ -32,9 +32,8 @@ from penstock.agents.tools import ToolChain
 from penstock.errors import PenstockError
 from penstock.flow.graph import Graph
 from penstock.flow.step import StepEvent
-from penstock.kernel.executor import Handle
+from penstock.kernel.executor import DataValue, Handle, typed
 from penstock.kernel.graph import shown
-from penstock.kernel.values import DataValue, typed
 from penstock.nodes.approval import approve_with
 from penstock.nodes.client_tools import (
     ClientToolLoop,

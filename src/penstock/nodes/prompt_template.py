@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.kernel.executor import ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutorRegistry, Handle
 from penstock.nodes.parts.template import Template, TemplateInvalid
 from penstock.runtime.graphs.settings import Checked, Data, Finding, Json, Settings, Text
 

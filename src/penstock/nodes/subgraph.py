@@ -7,8 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, Handle
 from penstock.nodes.parts import nested
 from penstock.nodes.parts.nested import GraphData
 from penstock.runtime.graphs.graph_runtime import FlowContext

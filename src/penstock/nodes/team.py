@@ -25,8 +25,7 @@ from penstock.agents.model import DEFAULT_SETTINGS, Model, ModelRequest
 from penstock.agents.tool_calling import send, truncated_in
 from penstock.agents.tools import MAX_PARALLEL_TOOLS, Tool, ToolChain, execute_all
 from penstock.errors import InvalidValue, PenstockError
-from penstock.kernel.executor import ExecutorRegistry, Handle
-from penstock.kernel.values import DataValue, typed
+from penstock.kernel.executor import DataValue, ExecutorRegistry, Handle, typed
 from penstock.nodes.approval import approve_with
 from penstock.nodes.parts.chat import GO_ON, Prompt, messages_in, newest, prompt_for, streamed, with_user_tools
 from penstock.nodes.parts.services import ModelData, combine_tools, model_for, offered_tool, runtime_of, tool_name

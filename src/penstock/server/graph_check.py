@@ -21,7 +21,7 @@ from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem
 from penstock.nodes.checking import DocumentCheck, check_document
 from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.nodes.program import is_program
-from penstock.runtime.graphs.graph_plan import aside
+from penstock.runtime.graphs.graph_runtime import aside
 
 if TYPE_CHECKING:
     from penstock.hosting.ports import GraphStore

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import ErrorPolicy, ExecutionConfig, ExecutionContext, FunctionNode, Graph
-from penstock.kernel.values import DataValue
+from penstock.kernel.executor import DataValue
 from penstock.runtime.durable.journal import Journal
 from penstock.testing import crash_points
 from tests.nodes.graphs import Json, events_of, graph, node

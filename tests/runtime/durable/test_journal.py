@@ -25,8 +25,7 @@ from penstock.containment.shield import ShieldPipeline
 from penstock.errors import CancelledError, InvalidValue, PenstockError
 from penstock.flow.graph import Graph
 from penstock.flow.node import FunctionNode
-from penstock.kernel.executor import ExecutionResult
-from penstock.kernel.values import DataValue, PartialValue
+from penstock.kernel.executor import DataValue, ExecutionResult, PartialValue
 from penstock.policies import ErrorPolicy
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.context import ExecutionContext

@@ -11,13 +11,11 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.kernel.document import parse_graph
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid
-from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.graphs import graph_plan
-from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
+from penstock.runtime.graphs import graph_runtime
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphPlan, GraphRuntime
 from penstock.runtime.graphs.node_execution import NodeEvent, emit_flow
 from penstock.testing import sim_run
 
@@ -75,7 +73,7 @@ async def test_a_graph_that_runs_often_is_looked_at_once() -> None:
 
 
 async def test_each_way_to_begin_is_planned_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_plan, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(graph_runtime, "MAX_ENTRIES", 1)
     plan = planned(Looked())
     for _ in range(2):
         assert (await ran(plan, execution={"entry_node_ids": ["b"]}))[0] == ["b started", "b completed"]
@@ -151,8 +149,8 @@ async def test_a_large_graph_is_read_and_looked_at_on_a_thread(is_large: bool, m
         threads.append(get_ident())
         return parse_graph(document)
 
-    monkeypatch.setattr(graph_plan, "parse_graph", read)
-    monkeypatch.setattr(graph_plan, "is_large", lambda document: is_large)
+    monkeypatch.setattr(graph_runtime, "parse_graph", read)
+    monkeypatch.setattr(graph_runtime, "is_large", lambda document: is_large)
     plan = await GraphPlan.of(inside(), ExecutorRegistry({"t": Where()}))
     await plan.get_ready()
     plan.beginning_with(None)
@@ -165,14 +163,14 @@ async def test_a_large_graph_is_read_and_looked_at_on_a_thread(is_large: bool, m
 
 
 async def test_a_large_graph_in_the_data_of_a_node_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_plan, "is_large", lambda document: True)
+    monkeypatch.setattr(graph_runtime, "is_large", lambda document: True)
     plan = planned(Looked())
     assert await plan.inside("a", inside()) is not await plan.inside("a", inside())
     assert not plan._inside
 
 
 def test_a_loop_without_threads_reads_large_graphs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_plan, "is_large", lambda document: True)
+    monkeypatch.setattr(graph_runtime, "is_large", lambda document: True)
 
     async def main() -> str:
         plan = await GraphPlan.of(inside(), ExecutorRegistry({"t": Looked()}))

@@ -33,10 +33,9 @@ from penstock import (
     quorum,
 )
 from penstock.kernel.document import graph_to_json, parse_graph
-from penstock.kernel.executor import ExecutionResult, Handle
+from penstock.kernel.executor import ConversionFailed, DataValue, ExecutionResult, Handle
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
 from penstock.kernel.routing import RoutingFailed
-from penstock.kernel.values import ConversionFailed, DataValue
 from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime
 from penstock.runtime.graphs.node_execution import (
     LIFECYCLE,

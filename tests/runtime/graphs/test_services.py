@@ -12,9 +12,8 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.hosting.host import RunHost
-from penstock.kernel.executor import ExecutionResult
+from penstock.kernel.executor import DataValue, ExecutionResult
 from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
-from penstock.kernel.values import DataValue
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext, GraphRuntime, Services, as_services
 from penstock.runtime.graphs.node_execution import run_flow

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.agents.loop import OnDelta
 from penstock.agents.messages import ContentPart, Delta, Media, Message, TextDelta, ToolCall, ToolResult
 from penstock.agents.tools import ToolChain, as_tool
-from penstock.kernel.values import DataValue, as_text
+from penstock.kernel.executor import DataValue, as_text
 from penstock.nodes.parts.services import CombinedTools, combine_tools, flatten_tools, offered_tool
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.graphs.graph_runtime import FlowContext

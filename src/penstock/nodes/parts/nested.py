@@ -15,14 +15,12 @@ from contextvars import ContextVar
 from typing import Annotated, Any
 
 from penstock.kernel.document import read_loosely, without_repeats
-from penstock.kernel.executor import ExecutionResult, ExecutorRegistry
+from penstock.kernel.executor import DataValue, ExecutionResult, ExecutorRegistry, typed
 from penstock.kernel.graph import DEFAULT_OUTPUT, Problem
-from penstock.kernel.values import DataValue, typed
 from penstock.nodes.parts.services import runtime_of
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.keys import enter_scope
-from penstock.runtime.graphs.graph_plan import GraphPlan
-from penstock.runtime.graphs.graph_runtime import FlowContext
+from penstock.runtime.graphs.graph_runtime import FlowContext, GraphPlan
 from penstock.runtime.graphs.node_execution import LIFECYCLE, NodeEvent, run_flow
 from penstock.runtime.graphs.settings import EXACT, Finding
 from penstock.runtime.graphs.validation import validate

@@ -26,22 +26,21 @@ from penstock.clock import utc_from_ns, utc_now
 from penstock.containment.safety import ChainMetadata
 from penstock.errors import InvalidValue, PenstockError
 from penstock.ids import new_run_id
-from penstock.kernel.executor import ExecutionResult
+from penstock.kernel.executor import ANY, DataValue, ExecutionResult, PartialValue
 from penstock.kernel.frontier import Settle, as_settle, frontier_for
 from penstock.kernel.graph import DEFAULT_OUTPUT, NodeSpec, shown, thawed
 from penstock.kernel.routing import route
-from penstock.kernel.values import ANY, DataValue, PartialValue
 from penstock.runtime.billing.usage import WITHOUT_USAGE
 from penstock.runtime.call import running_call
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.journal import must_be_json
 from penstock.runtime.graphs.execution import GraphExecution, stream_run
-from penstock.runtime.graphs.graph_plan import GraphPlan
 from penstock.runtime.graphs.graph_runtime import (
     Executors,
     FlowContext,
     GraphDocument,
+    GraphPlan,
     GraphRuntime,
     execution_context_in,
 )

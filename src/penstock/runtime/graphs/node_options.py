@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from penstock.errors import InvalidValue
-from penstock.kernel.executor import ExecutionResult, Handle
+from penstock.kernel.executor import DataValue, ExecutionResult, Handle, type_of
 from penstock.kernel.graph import DEFAULT_OUTPUT, MAX_NAME_LENGTH, NodeSpec, thawed
-from penstock.kernel.values import DataValue, type_of
 from penstock.policies import MAX_WHOLE, ErrorPolicy, OnError
 from penstock.runtime.graphs.settings import OPTIONS, BudgetData, Data, Finding, Settings, Sized, Within
 from penstock.runtime.scheduling.recovery import StepOptions

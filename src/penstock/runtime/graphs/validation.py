@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.kernel import validate as kernel
-from penstock.kernel.executor import ExecutorRegistry
+from penstock.kernel.executor import STANDARD_CONVERSIONS, Conversions, ExecutorRegistry
 from penstock.kernel.graph import GraphSpec, Problem
 from penstock.kernel.plan import Plan
-from penstock.kernel.values import STANDARD_CONVERSIONS, Conversions
 from penstock.runtime.graphs.node_options import NODE_OPTIONS
 
 

@@ -24,7 +24,7 @@ from penstock.nodes.agent import AgentData, AgentNode
 from penstock.nodes.client_tools import ClientRequest, can_use_client_tools
 from penstock.nodes.parts.services import model_among
 from penstock.nodes.program import Program, program_kind
-from penstock.runtime.graphs.graph_plan import aside
+from penstock.runtime.graphs.graph_runtime import aside
 from penstock.server.graph_check import is_chat_entered
 from penstock.server.openai.wire.answer import answering_nodes
 from penstock.server.openai.wire.options import Options, UnsupportedParameter

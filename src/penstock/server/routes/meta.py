@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from penstock.kernel.values import STANDARD_CONVERSIONS
+from penstock.kernel.executor import STANDARD_CONVERSIONS
 from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.api_page import api_page
 from penstock.server.auth import User, format_time
