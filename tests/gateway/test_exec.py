@@ -5,11 +5,16 @@ The programs use no client library, so that they start at once. They print when 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
+import struct
+import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -24,11 +29,11 @@ pytestmark = pytest.mark.usefixtures("forks")
 CALL = """
 import http.client, json, os, sys, urllib.parse
 assert "sk-of-the-provider" not in str(os.environ), "the key of the provider is in the environment"
-def call(max_tokens=100, text="hello"):
+def call(max_tokens=100, text="hello", head={}):
     url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
     connection = http.client.HTTPConnection(url.netloc)
     body = {"model": "fake-1", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
-    head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json", **head}
     connection.request("POST", url.path + "/chat/completions", json.dumps(body), head)
     response = connection.getresponse()
     answer = response.status, json.loads(response.read())
@@ -53,9 +58,13 @@ class Wrapped:
         return self.start_command(*options, command=[sys.executable, "-S", "program.py"], env=env)
 
     def start_command(self, *options: str, command: list[str], env: dict[str, str] | None = None) -> Program:
-        given = {**os.environ, **environment(self.provider), "PYTHONUNBUFFERED": "1", **(env or {})}
+        given = self.environment(env or {})
         arguments = ["-m", "penstock.cli", "exec", "--prices", "prices:prices", *options, "--", *command]
         return Program(arguments, env=given, cwd=self.directory)
+
+    def environment(self, more: dict[str, str]) -> dict[str, str]:
+        own = {"PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(self.directory)}
+        return {**os.environ, **environment(self.provider), **own, **more}
 
     def run(self, *options: str, code: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
         with self.start(*options, code=code, env=env) as program:
@@ -92,7 +101,9 @@ def test_clients_find_the_gateway_under_every_name_that_they_read(wrapped: Wrapp
     stale += (
         "GOOGLE_GENAI_USE_VERTEXAI",
         "AZURE_OPENAI_ENDPOINT",
-        "OPENAI_ORG_ID",
+        "AI_GATEWAY_API_KEY",
+        "FIREWORKS_AI_TOKEN",
+        "MISTRAL_API_KEY_FILE",
         "GROQ_API_KEY",
         "OPENAI_API_KEY_FILE",
     )
@@ -120,8 +131,22 @@ print(json.dumps([dict(os.environ), (home / "config.toml").read_text(), (home / 
     assert "elsewhere.example" not in out
     assert config == f'openai_base_url = "{url}/openai/v1"\n'
     assert json.loads(login) == {"OPENAI_API_KEY": key}
+    assert Path(environ["CODEX_HOME"]).parent == wrapped.directory / "penstock", "codex refuses a temporary folder"
     assert not Path(environ["CODEX_HOME"]).exists(), "it is removed at the end"
     assert {"127.0.0.1", "localhost"} <= set(environ["NO_PROXY"].split(","))
+
+
+def test_organization_and_headers_of_the_parent_reach_the_provider(wrapped: Wrapped) -> None:
+    code = """
+head = {"openai-organization": os.environ["OPENAI_ORG_ID"]}
+print(call(head=head)[0], "OPENAI_CUSTOM_HEADERS" in os.environ, "secret" in str(os.environ))
+"""
+    env = {"OPENAI_ORG_ID": "org-1", "OPENAI_CUSTOM_HEADERS": "X-Team: secret\nnothing\nHost: elsewhere.example"}
+    exit_code, out, _ = wrapped.run(code=code, env=env)
+    assert (exit_code, out) == (0, "200 False False\n")
+    (request,) = wrapped.provider.requests
+    assert (request.headers["openai-organization"], request.headers["x-team"]) == ("org-1", "secret")
+    assert request.headers["host"] in wrapped.provider.url
 
 
 @pytest.mark.requirement("X-12")
@@ -238,6 +263,57 @@ while True: signal.pause()
         program.send_signal(signal.SIGINT)
         out, _ = program.communicate()
     assert (program.wait(), out) == (9, "INTERRUPTED\n")
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_terminal_shows_the_spend_on_its_last_line_and_its_ctrl_c_reaches_the_program(
+    wrapped: Wrapped, is_quiet: bool
+) -> None:
+    (wrapped.directory / "program.py").write_text(
+        "from caller import *\nimport time\ntry:\n    call()\n    print('CALLED')\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('INTERRUPTED', input())\n    sys.exit(9)\n"
+    )
+    command = [sys.executable, "-m", "penstock.cli", "exec", "--prices", "prices:prices", "--max-cost", "1"]
+    command += ["--quiet"] * is_quiet + ["--", sys.executable, "-S", "program.py"]
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with subprocess.Popen(
+        command,
+        env=wrapped.environment({"TERM": "xterm"}),
+        cwd=wrapped.directory,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  # the terminal of the session
+    ) as program:
+        os.close(its)
+        called = _read_until(ours, "CALLED", "" if is_quiet else "· 1 step ·")
+        os.write(ours, b"\x03")
+        stopped = _read_until(ours, "^C")
+        os.write(ours, b"typed\n")
+        screen = called + stopped + _read_until(ours)
+    os.close(ours)
+    assert program.returncode == 9
+    assert "INTERRUPTED typed" in screen
+    assert (f"\x1b[2mpenstock: cost {_usd(wrapped.provider)} of $1.00" in called) == (not is_quiet)
+    assert ("penstock:" in screen) == ("\x1b[24;1H" in screen) == (not is_quiet)
+    assert ("api call\r\n" in screen) == (not is_quiet), "the bill at the end"
+
+
+def _read_until(terminal: int, *texts: str) -> str:
+    """Read what the terminal shows, until it shows all of the texts; without any, to its end."""
+    shown = b""
+    while not texts or not all(text.encode() in shown for text in texts):
+        try:
+            part = os.read(terminal, 65_536)
+        except OSError:  # the last program that had it open has ended
+            part = b""
+        if not part:
+            assert not texts, shown
+            break
+        shown += part
+    return shown.decode(errors="replace")
 
 
 def test_signal_that_ends_the_program_is_in_the_exit_code(wrapped: Wrapped) -> None:

@@ -205,11 +205,16 @@ def test_path_that_cannot_be_held_for_is_refused_by_name(
     assert served.provider.requests == ()
 
 
-def test_websocket_of_responses_is_refused_as_a_plain_request(served: Served) -> None:
+@pytest.mark.parametrize("user_agent", ["openai/1", "codex_exec/0.169.0"])
+def test_websocket_of_responses_is_refused_so_that_clients_send_a_plain_request(
+    served: Served, user_agent: str
+) -> None:
     upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "x", "sec-websocket-version": "13"}
-    headers = {**upgrade, **credentials("openai", KEY)}
+    headers = {**upgrade, **credentials("openai", KEY), "user-agent": user_agent}
     answer = httpx.get(f"{served.openai}/responses", headers=headers)
-    assert (answer.status_code, answer.headers["x-should-retry"]) == (405, "false")
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (426, "false")
+    assert httpx.get(f"{served.openai}/responses", headers=credentials("openai", KEY)).status_code == 405
+    assert "realtime is not offered" in _message(httpx.get(f"{served.openai}/realtime", headers=headers))
 
 
 def test_background_response_is_refused(served: Served) -> None:

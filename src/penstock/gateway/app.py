@@ -98,7 +98,7 @@ class Gateway:
         return ", ".join(f"/{name}" for name in self._upstreams)
 
     async def _serve(self, client: Client, upstream: Upstream, path: str) -> None:
-        kind, path = upstream.wire.route(client.method, path)
+        kind, path = upstream.wire.route(client.method, path, upgrades="upgrade" in client.headers)
         logs.note(route=kind, upstream=upstream.name)
         if kind == "ping":  # some clients look whether the address answers before they send a key
             await client.answer(200, [(b"content-length", b"0")], b"")

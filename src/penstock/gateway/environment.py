@@ -10,30 +10,39 @@ Knows names of variables, and nothing of processes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 _REMOVED = frozenset(
     {
-        *("OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS"),
-        *("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "AZURE_OPENAI_AD_TOKEN", "AZURE_API_KEY", "AZURE_API_BASE"),
-        *("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_CUSTOM_HEADERS"),
+        *("OPENAI_ADMIN_KEY", "OPENAI_CUSTOM_HEADERS", "AZURE_OPENAI_ENDPOINT", "AZURE_API_BASE"),
+        *("ANTHROPIC_API_URL", "ANTHROPIC_API_BASE", "ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_IDENTITY_TOKEN"),
         *("ANTHROPIC_BEDROCK_BASE_URL", "ANTHROPIC_VERTEX_BASE_URL", "ANTHROPIC_FOUNDRY_BASE_URL"),
-        *("ANTHROPIC_FOUNDRY_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
-        *("CLAUDE_CODE_USE_FOUNDRY", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_GENAI_USE_VERTEXAI"),
-        *("GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_VERTEX_BASE_URL", "GOOGLE_GENERATIVE_AI_API_KEY"),
-        *("VERTEXAI_PROJECT", "VERTEX_API_KEY", "CO_API_KEY", "COHERE_API_KEY", "MISTRAL_API_KEY", "CODESTRAL_API_KEY"),
-        *("GROQ_API_KEY", "OPENROUTER_API_KEY", "DEEPSEEK_API_KEY", "XAI_API_KEY", "TOGETHER_API_KEY"),
-        *("TOGETHERAI_API_KEY", "FIREWORKS_API_KEY", "PERPLEXITY_API_KEY", "PERPLEXITYAI_API_KEY", "CEREBRAS_API_KEY"),
-        *("SAMBANOVA_API_KEY", "AI21_API_KEY", "VOYAGE_API_KEY", "JINA_API_KEY", "REPLICATE_API_TOKEN"),
-        *("DEEPINFRA_API_KEY", "DEEPINFRA_TOKEN", "HYPERBOLIC_API_KEY", "NOVITA_API_KEY", "MOONSHOT_API_KEY"),
-        *("MINIMAX_API_KEY", "ZAI_API_KEY", "ZHIPUAI_API_KEY", "DASHSCOPE_API_KEY", "NVIDIA_API_KEY"),
-        *("NVIDIA_NIM_API_KEY", "HF_TOKEN", "HUGGINGFACE_API_KEY", "HUGGING_FACE_HUB_TOKEN", "OLLAMA_API_KEY"),
-        *("WATSONX_API_KEY", "WATSONX_APIKEY", "DATABRICKS_TOKEN", "LITELLM_API_KEY", "LITELLM_MASTER_KEY"),
+        *("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"),
+        *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE"),
+        *("GOOGLE_VERTEX_BASE_URL", "VERTEXAI_PROJECT", "HUGGING_FACE_HUB_TOKEN", "VERCEL_OIDC_TOKEN"),
     }
 )
-"""Credentials of model providers, and variables that win over those that are set."""
+"""Credentials that do not follow the usual pattern, and variables that win over those that are set."""
 _REMOVED_PREFIXES = ("AWS_",)
+_VENDORS = (
+    "ai21 ai_gateway aiml aleph_alpha alephalpha amazon_nova anthropic anthropic_aws anthropic_foundry anyscale ark"
+    " azure azure_ad azure_ai azure_openai azure_openai_ad azure_speech baseten bedrock_mantle bfl black_forest_labs"
+    " bytez cerebras chutes clarifai co codestral cohere cometapi compactifai dashscope databricks datarobot deepgram"
+    " deepinfra deepseek edenai elevenlabs empower fal fal_ai featherless featherless_ai fireworks fireworks_ai"
+    " fireworksai friendli friendliai galadriel gigachat google_generative_ai gradient_ai groq hf huggingface"
+    " hyperbolic inception infinity jina jina_ai lambda litellm litellm_proxy llama manus maritalk meta minimax mistral"
+    " mistral_azure modelscope moonshot morph nanogpt nebius nlp_cloud novita nscale nvidia nvidia_nim nvidia_riva"
+    " ollama openrouter or ovhcloud palm perplexity perplexityai poe predibase publicai qwen_ai_platform qwencloud"
+    " recraft replicate runwayml sambanova soniox stability synthetic tencent together together_ai togetherai topaz v0"
+    " vercel_ai_gateway vertex vertexai volcengine voyage voyage_ai watsonx wx xai xinference zai zhipuai"
+)
+_CREDENTIAL = re.compile(
+    rf"(?:{'|'.join(_VENDORS.upper().split())})"
+    r"_(?:(?:API_|AUTH_|ACCESS_|MASTER_)?(?:KEY|TOKEN)|APIKEY|API_SECRET|CREDENTIALS)"
+)
+"""The names under which clients look for the key of a provider."""
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -61,7 +70,9 @@ def child_environment(
 
 def _is_removed(name: str) -> bool:
     plain = name.removesuffix("_FILE")
-    return plain in _REMOVED or name.startswith(_REMOVED_PREFIXES) or (plain != name and plain in _keys(""))
+    if plain in _REMOVED or name.startswith(_REMOVED_PREFIXES) or _CREDENTIAL.fullmatch(plain):
+        return True
+    return plain != name and plain in _keys("")
 
 
 def _addresses(url: str) -> dict[str, str]:

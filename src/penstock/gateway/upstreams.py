@@ -45,6 +45,8 @@ class Upstream:
     key: str = field(default="", repr=False)
     is_bearer: bool = False
     """Whether the key is sent as `Authorization: Bearer`, on a wire that has a header of its own."""
+    own_headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    """Headers that every request to it gets; they win over the client's and over the key."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -83,6 +85,9 @@ class Upstream:
             bearer = self.is_bearer or self.wire.key_header == "authorization"
             value = f"Bearer {self.key}" if bearer else self.key
             headers.append((("authorization" if bearer else self.wire.key_header).encode(), value.encode("latin-1")))
+        if self.own_headers:
+            own = {name for name, _ in self.own_headers}
+            headers = [*(pair for pair in headers if pair[0] not in own), *self.own_headers]
         return headers
 
 
@@ -119,8 +124,17 @@ def upstreams_in(environ: Mapping[str, str]) -> dict[str, Upstream]:
         url = next((environ[name] for name in addresses if environ.get(name)), wire.address)
         key = next((key for name in keys if (key := _secret(environ, name))), "")
         bearer = _secret(environ, "ANTHROPIC_AUTH_TOKEN") if wire is ANTHROPIC and not key else ""
-        found[wire.name] = Upstream(wire.name, wire, url.strip(), key or bearer, bool(bearer))
+        own = _custom_headers(environ.get(f"{wire.name.upper()}_CUSTOM_HEADERS", ""))
+        found[wire.name] = Upstream(wire.name, wire, url.strip(), key or bearer, bool(bearer), own)
     return found
+
+
+def _custom_headers(text: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of `NAME: VALUE` lines, as the clients of OpenAI and Anthropic read them; others are left."""
+    pairs = [line.partition(":") for line in text.splitlines()]
+    named = [(name.strip().lower(), value.strip()) for name, _, value in pairs if value]
+    kept = [(name.encode(), value.encode()) for name, value in named if name and name.isascii()]
+    return tuple(pair for pair in kept if pair[0] not in HOP_BY_HOP)
 
 
 def _secret(environ: Mapping[str, str], name: str) -> str:

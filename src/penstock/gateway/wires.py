@@ -22,6 +22,7 @@ Kind = Literal["model", "free", "ping"]
 
 PAYMENT_REQUIRED = 402
 TOO_MANY_REQUESTS = 429
+UPGRADE_REQUIRED = 426
 NO_RETRY = (b"x-should-retry", b"false")
 CREDENTIALS = frozenset(
     {b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"proxy-authorization", b"cookie"}
@@ -61,8 +62,11 @@ class Wire:
     refused: re.Pattern[str]
     """Paths of features that are refused by name; the first group that matches is the name."""
 
-    def route(self, method: str, path: str) -> tuple[Kind, str]:
-        """Return what a path below the wire is, and the path below the base URL of its upstream; raise Denied."""
+    def route(self, method: str, path: str, *, upgrades: bool = False) -> tuple[Kind, str]:
+        """Return what a path below the wire is, and the path below the base URL of its upstream; raise Denied.
+
+        `upgrades` is whether the client wants to speak another protocol there, such as WebSocket.
+        """
         if not _DOT_SEGMENTS.isdisjoint(path.split("/")):  # an upstream may resolve them to a path that is not listed
             raise Denied(404, "a path with . or .. as a segment is not offered by the gateway", code="not_offered")
         short = path.rstrip("/")
@@ -71,6 +75,10 @@ class Wire:
         if not short and method in ("GET", "HEAD"):
             return "ping", ""
         if self.model_paths.fullmatch(short):
+            if upgrades:  # the status at which codex goes on by HTTP at once; it ends, or retries, at others
+                raise Denied(
+                    UPGRADE_REQUIRED, f"{short} is offered as a plain request only: send it by POST", code="websocket"
+                )
             if method != "POST":
                 raise Denied(405, f"{short} takes POST, not {method}", code="method_not_allowed")
             return "model", self.root + short
@@ -105,7 +113,7 @@ class Wire:
 
 def _status_for(status: int, code: str, user_agent: str) -> tuple[int, str]:
     """Return a status that the client does not retry: codex retries every 4xx but 400 and an exhausted quota."""
-    if "codex" not in user_agent.lower() or status >= 500 or status == TOO_MANY_REQUESTS:
+    if "codex" not in user_agent.lower() or status >= 500 or status in (TOO_MANY_REQUESTS, UPGRADE_REQUIRED):
         return status, code
     return (TOO_MANY_REQUESTS, "insufficient_quota") if status == PAYMENT_REQUIRED else (400, code)
 

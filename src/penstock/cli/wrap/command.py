@@ -107,7 +107,7 @@ class _Contained:
         stream = None if arguments.quiet else sys.stderr
         try:
             async with serving(gateway) as url:
-                with tempfile.TemporaryDirectory(prefix="penstock-exec-") as folder:
+                with tempfile.TemporaryDirectory(prefix="penstock-exec-", dir=_cache_folder()) as folder:
                     child = await Child.start(arguments.command, self._environment(url, Path(folder)))
                     with child.attended():
                         async with shown_below(stream, lambda: f"penstock: {totals(self._run)}"):
@@ -144,6 +144,16 @@ class _Contained:
         stop = self._run.stop
         is_ours = stop is not None and stop.reason is not StopReason.ABORTED
         return Exit.HALTED if self.was_ended or (is_ours and code != 0) else code
+
+
+def _cache_folder() -> Path | None:
+    """Return where codex keeps its helper programs, which it refuses to do below the folder for temporary files."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def _check_record(path: Path | None) -> None:
