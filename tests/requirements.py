@@ -127,7 +127,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "K-11": Requirement("Who is the entry agent follows from topology, through intermediate nodes."),
     "K-12": Requirement("Pipeline and composition live in one graph."),
     "K-13": Requirement("Cancel works before, during and after a run, twice, and across a restart."),
-    "K-14": Requirement("An abandoned stream leaves nothing running unless asked to go on."),
+    "K-14": Requirement("An abandoned stream leaves nothing running unless it is to go on."),
     "K-15": Requirement("Messages form a tree: retry and edit add siblings, nothing is deleted."),
     "K-16": Requirement("The node library has every listed node type."),
     "K-17": Requirement("Scope rules see into subgraphs, loops and maps: the first agent inside is an entry agent."),

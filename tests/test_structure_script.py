@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tools import structure
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +114,13 @@ def test_words_are_counted_alone_and_in_names_but_not_inside_other_words(tmp_pat
     }
 
 
+def test_names_on_disk_and_on_the_wire_are_not_counted(tmp_path: Path) -> None:
+    file = tmp_path / "a.md"
+    kept = 'asked_ms, chats_nobody_made, {"asked": 1}, `untold`, stop.asked, Stop(asked=2), asked: float | None'
+    file.write_text(f"{kept}. You asked: who? asked, is_asked, the untold.")
+    assert structure.count_words([file], ("asked", "untold", "nobody")) == {"asked": 3, "untold": 1, "nobody": 0}
+
+
 def test_frames_of_all_threads_are_counted_and_resumptions_separately(tmp_path: Path) -> None:
     (tmp_path / "storage").mkdir()
     texts = {"a.py": "def one(): return 1", "storage/b.py": "def many():\n    yield 1\n    yield 2"}
@@ -161,10 +170,44 @@ def test_transactions_are_counted_by_their_first_statement(tmp_path: Path) -> No
     assert transactions.figures() == dict.fromkeys(found, 0)
 
 
-def test_the_script_measures_this_tree() -> None:
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """This tree, as the script measures it."""
     command = [sys.executable, "-m", "tools.structure", "--json"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(shown.stdout)
+    found: dict[str, Any] = json.loads(shown.stdout)
+    return found
+
+
+def test_a_chat_turn_on_sqlite_takes_at_most_five_transactions_that_write_and_five_that_read(
+    measured: dict[str, Any],
+) -> None:
+    transactions = measured["transactions"]
+    assert 0 < transactions["write"] <= 5
+    assert 0 < transactions["read"] <= 5
+
+
+def test_a_chat_request_passes_few_files(measured: dict[str, Any]) -> None:
+    assert measured["walks"]["chat_request"]["files"] <= 105
+    assert measured["root_names"] <= 100
+
+
+def test_imports_form_no_cycle_but_the_one_for_annotations_that_the_layers_exempt(measured: dict[str, Any]) -> None:
+    known = [["penstock.runtime.context", "penstock.runtime.ending"]]
+    assert measured["cycles"] == {
+        what: {"module": [], "with_function": [], "with_type_checking": known, "all": known}
+        for what in ("modules", "folders")
+    }
+
+
+def test_the_source_and_the_tests_use_ordinary_words(measured: dict[str, Any]) -> None:
+    words = measured["words"]
+    found = {where: {word for word, count in words[where].items() if count} for where in ("src", "tests")}
+    assert found == {"src": set(), "tests": set()}
+
+
+def test_the_script_measures_this_tree(measured: dict[str, Any]) -> None:
+    found = measured
     assert found["modules"] == len(list(structure.PACKAGE.rglob("*.py")))
     assert found["root_names"] > 0
     for walk in found["walks"].values():

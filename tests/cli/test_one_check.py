@@ -56,7 +56,7 @@ BROKEN: dict[str, Any] = {
         {"id": "e1", "source": "in", "target": "clerk", "data": {"channel": "flow"}},
         {"id": "e2", "source": "a", "target": "b", "data": {"channel": "flow"}},
         {"id": "e3", "source": "b", "target": "a", "data": {"channel": "flow"}},
-        {"id": "e4", "source": "in", "target": "nobody", "data": {"channel": "flow"}},
+        {"id": "e4", "source": "in", "target": "missing", "data": {"channel": "flow"}},
     ],
 }
 

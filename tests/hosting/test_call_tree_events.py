@@ -50,7 +50,7 @@ class Penny(Model):
 
     async def request(self, request: ModelRequest) -> ModelResponse:
         await asyncio.sleep(self._seconds)
-        return ModelResponse("said", usage=Usage(1, self._tokens, model="penny"))
+        return ModelResponse("answer", usage=Usage(1, self._tokens, model="penny"))
 
 
 async def penny_host(stores: MemoryStores, seconds: float = 0, tokens: int = 10, **options: Any) -> RunHost:

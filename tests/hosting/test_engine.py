@@ -228,7 +228,7 @@ async def test_a_run_waits_for_a_worker_that_has_its_model_and_its_events_say_so
     await asyncio.sleep(5)
     assert (await fleet.run("r")).status == "queued"
     last = await newest(fleet, "r")
-    assert (last.type, last.seq) == ("run.queued", 2), "it is said once"
+    assert (last.type, last.seq) == ("run.queued", 2), "it is reported once"
     assert "there is no model 'rare'" in last.data["missing"][0]
     assert "there is no model 'rare'" in fleet.server.failures[-1]
     await fleet.worker("rich", services={"models": {"rare": ScriptedModel(["done"])}})

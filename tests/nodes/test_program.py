@@ -156,14 +156,14 @@ async def test_agent_that_answers_in_a_type_of_its_own_gives_json() -> None:
 async def test_agent_gets_the_history_of_a_chat_and_a_graph_the_message() -> None:
     histories = Histories()
     echo = Graph("echo")
-    echo.step(lambda ctx: f"you said {ctx.input}", "say")
+    echo.step(lambda ctx: f"you wrote {ctx.input}", "say")
     async with serving(Agent(histories.model, name="helper"), echo) as programs:
         first = await programs.chats.stream_agent_chat("helper", "one", owner=ANN)
         await first.result()
         second = await programs.chats.stream_chat(first.chat_id, "two", owner=ANN)
         assert (await second.result()).content == "answer 2"
         turn = await programs.chats.stream_agent_chat("echo", "three", owner=ANN)
-        assert (await turn.result()).content == "you said three"
+        assert (await turn.result()).content == "you wrote three"
     assert histories.requests[1] == [("user", "one"), ("assistant", "answer 1"), ("user", "two")]
 
 

@@ -178,7 +178,7 @@ async def test_wrong_tokens_are_throttled_and_known_clients_are_not() -> None:
             refused = await stranger.get("/api/me")
             assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("too_many_tokens", "20")
             assert (await stranger.get("/health")).status_code == 200
-            # A right token that was never used from here cannot be told from a wrong one.
+            # A right token that was never used from here looks like a wrong one.
             assert (await bob.get("/api/me")).json() == refused.json()
             assert (await ann.get("/api/me")).status_code == 200
             clock.advance(20)

@@ -189,9 +189,9 @@ async def test_attachments_are_sent_limits_hold_and_changes_elsewhere_are_shown(
         await expect(page.get_by_role("button", name="Limit: $0.00002 an answer")).to_be_visible()
 
         chat = page.url.rpartition("/")[2]
-        api(server, f"/api/chats/{chat}/messages", {"content": "Said in another tab."})
+        api(server, f"/api/chats/{chat}/messages", {"content": "Sent from another tab."})
         await page.get_by_role("button", name="Show it as it is now").click()
-        await expect(questions(page).last).to_contain_text("Said in another tab.")
+        await expect(questions(page).last).to_contain_text("Sent from another tab.")
 
 
 async def test_an_approval_is_answered_in_the_chat(server: Server) -> None:

@@ -85,7 +85,7 @@ async def test_from_signing_in_to_the_first_answer(tmp_path: Path) -> None:
                 "JSON.stringify([localStorage, sessionStorage, location.href, document.cookie])"
             )
             assert SECRET not in stored
-            await page.reload()  # not asked to keep it, the page has forgotten the token
+            await page.reload()  # without "keep it", the page has forgotten the token
             await expect(page.get_by_label("Token")).to_be_visible()
 
 

@@ -355,19 +355,19 @@ class MessageTree:
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:
         """Add an edited version of the user message `message_id`: a sibling of it, with no replies yet."""
-        return self._add(id, self._said_by("user", message_id).parent_id, "user", content, at_ms, data)
+        return self._add(id, self._of_role("user", message_id).parent_id, "user", content, at_ms, data)
 
     def retry(
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:
         """Add another answer as a sibling of the answer `message_id`."""
-        return self._add(id, self._said_by("assistant", message_id).parent_id, "assistant", content, at_ms, data)
+        return self._add(id, self._of_role("assistant", message_id).parent_id, "assistant", content, at_ms, data)
 
     def continue_from(
         self, message_id: str, id: str, content: str, *, at_ms: int, data: Mapping[str, Any] | None = None
     ) -> ChatMessage:
         """Add a continuation of the answer `message_id`: an assistant message below it; the answer is unchanged."""
-        return self._add(id, self._said_by("assistant", message_id).id, "assistant", content, at_ms, data)
+        return self._add(id, self._of_role("assistant", message_id).id, "assistant", content, at_ms, data)
 
     # Reading.
 
@@ -444,7 +444,7 @@ class MessageTree:
 
     # Internals.
 
-    def _said_by(self, role: Role, message_id: str) -> ChatMessage:
+    def _of_role(self, role: Role, message_id: str) -> ChatMessage:
         message = self[message_id]
         if message.role != role:
             raise InvalidValue("message_id", message_id, f"a message of role {role}; this one is of {message.role}")

@@ -57,7 +57,7 @@ class RunApprovals:
         self._asker = asker
         self._now_ms = now_ms
         self._key = key
-        self._asked: Counter[str] = Counter()
+        self._questions: Counter[str] = Counter()
         self.waiting: dict[str, asyncio.Future[ApprovalRecord]] = {}
         """Approvals that wait for an answer, by id."""
         self._came: dict[str, ApprovalRecord] = {}
@@ -79,8 +79,8 @@ class RunApprovals:
         """Return the key of the next approval at this node."""
         if self._key is not None:
             return _short(self._key("approval"))
-        self._asked[node_id] += 1
-        return f"{node_id}#{self._asked[node_id]}"
+        self._questions[node_id] += 1
+        return f"{node_id}#{self._questions[node_id]}"
 
     async def put(
         self, node_id: str, question: str, value: Any, expects: Mapping[str, Any] | None = None

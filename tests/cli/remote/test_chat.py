@@ -58,7 +58,7 @@ def test_the_first_graph_answers_where_none_is_named(live: Live, penstock: Penst
 
 def test_each_agent_speaks_on_lines_of_its_own(live: Live, penstock: Penstock) -> None:
     lines = penstock("chat", "pipeline", "-m", "hello", "--url", live.url).out.splitlines()
-    assert [line.split(":")[0] for line in lines[:3]] == ["You said", "· writer", "You said"]
+    assert [line.split(":")[0] for line in lines[:3]] == ["You wrote", "· writer", "You wrote"]
     assert len(lines) == 4
 
 
@@ -218,7 +218,7 @@ def test_question_without_a_terminal_exits_with_4(live: Live, arguments: list[st
     )
     (run,) = live.do(live.stores.runs.list())
     assert (ended.returncode, run.status) == (4, "waiting")
-    assert "? Publish this? You said: “spring”" in ended.stdout
+    assert "? Publish this? You wrote: “spring”" in ended.stdout
     assert "standard input is not a terminal; the run waits on the server" in ended.stderr
     assert f"answer it with: penstock runs answer {run.id} yes --url {live.url} (or no)" in ended.stderr
     (approval,) = live.do(live.stores.approvals.list())
@@ -405,7 +405,7 @@ def test_on_a_terminal_the_arguments_of_a_call_are_shown_for_approval() -> None:
         assert terminal.end() == 0
 
 
-@pytest.mark.parametrize(("keys", "outcome"), [("y\n", "Published: You said"), ("n\n", "Not published: rejected")])
+@pytest.mark.parametrize(("keys", "outcome"), [("y\n", "Published: You wrote"), ("n\n", "Not published: rejected")])
 def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: str) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
         terminal.until("? Publish this?")
@@ -415,7 +415,7 @@ def test_on_a_terminal_a_question_is_answered(live: Live, keys: str, outcome: st
         assert terminal.end() == 0
 
 
-@pytest.mark.parametrize(("keys", "outcome"), [("yes\n", "Published: You said"), ("n\n", "Not published: rejected")])
+@pytest.mark.parametrize(("keys", "outcome"), [("yes\n", "Published: You wrote"), ("n\n", "Not published: rejected")])
 def test_on_a_terminal_an_invalid_verdict_is_prompted_for_again(live: Live, keys: str, outcome: str) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", live.url, NO_COLOR="1") as terminal:
         terminal.until("approve? [y/n] ")
@@ -431,13 +431,13 @@ def test_on_a_terminal_an_invalid_verdict_is_prompted_for_again(live: Live, keys
 
 def test_on_a_terminal_what_was_typed_before_a_question_answers_nothing(slow: Live) -> None:
     with Terminal("chat", "publish", "-m", "spring", "--url", slow.url, NO_COLOR="1") as terminal:
-        terminal.until("You said")  # it is being written, and the question comes after it
+        terminal.until("You wrote")  # it is being written, and the question comes after it
         terminal.type("\nyes\n")
         terminal.until("approve? [y/n] ")
         terminal.type("perhaps\n")
         terminal.until("that is not an answer; yes or no? ")
         terminal.type("yes\n")
-        terminal.until("Published: You said")
+        terminal.until("Published: You wrote")
         assert terminal.end() == 0
 
 
@@ -474,7 +474,7 @@ def test_on_a_terminal_ctrl_d_at_a_question_is_the_prompt_again_where_ctrl_c_sto
     with Terminal("chat", "--chat", chat.id, "--url", live.url, NO_COLOR="1") as terminal:
         terminal.until("approve? [y/n] ")
         terminal.type("yes\n")
-        terminal.until("Published: You said")
+        terminal.until("Published: You wrote")
     assert live.ended(run.id) == "completed"
 
 

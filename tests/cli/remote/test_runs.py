@@ -64,7 +64,7 @@ def test_a_run_is_started_followed_listed_and_shown(live: Live, runs: Any) -> No
     assert shown.startswith(f"{run_id}  completed\ngraph    pipeline, version 1\nnodes    ")
     assert "\nowner    local\n" in shown
     assert " of $0.5\n" in shown
-    assert "output   You said:" in shown
+    assert "output   You wrote:" in shown
 
 
 def test_everything_of_a_tail_is_one_event_a_line_and_json_is_json(live: Live, runs: Any) -> None:
@@ -253,7 +253,7 @@ def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -
 @pytest.mark.parametrize(
     ("reply", "published"),
     [
-        (["yes"], "Published: You said: “spring”"),
+        (["yes"], "Published: You wrote: “spring”"),
         (["no", "--reason", "not before Monday"], "Not published: not before Monday"),
         (["yes", "--edit", '"Closed."'], "Published: Closed."),
     ],
@@ -264,10 +264,10 @@ def test_what_a_run_asks_is_shown_and_answered(live: Live, runs: Any, reply: lis
     live.until(run_id, "run.waiting")
     shown = runs("show", run_id).out
     assert "waiting" in shown
-    assert "question Publish this? You said: “spring”" in shown
-    assert "\n         value:\n           You said: “spring”" in shown
+    assert "question Publish this? You wrote: “spring”" in shown
+    assert "\n         value:\n           You wrote: “spring”" in shown
     assert f"→ approve with: penstock runs answer {run_id} yes --url {live.url}" in shown
-    assert json.loads(runs("show", run_id, "--json").out)["asked"][0]["value"].startswith("You said: “spring”")
+    assert json.loads(runs("show", run_id, "--json").out)["asked"][0]["value"].startswith("You wrote: “spring”")
     answered = runs("answer", run_id, *reply)
     assert answered.code == 0
     assert answered.out.startswith(f"{run_id}: ")

@@ -243,4 +243,4 @@ def test_frame_shows_the_first_stop() -> None:
         calls = folded(run, Calls())
     last = text(frame(calls, run.balance, 0.0, 100, 24))[-1]
     assert last.startswith("■ first stop")
-    assert last.endswith("$0.0000 spent + $0.0000 held + $0.2000 asked > $0.10")
+    assert last.endswith("$0.0000 spent + $0.0000 held + $0.2000 requested > $0.10")

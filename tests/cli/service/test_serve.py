@@ -250,7 +250,7 @@ def test_answer_of_a_killed_server_is_resumed_after_restart(directory: Path, pen
 def test_a_call_that_would_cost_more_than_is_left_never_leaves(penstock: Penstock) -> None:
     with served("--db", "memory:") as server:
         ended = penstock("chat", "assistant", "-m", "hello", "--max-cost", "0.00001", "--url", server.url)
-        assert (ended.code, "You said" in ended.out) == (3, False)
+        assert (ended.code, "You wrote" in ended.out) == (3, False)
         assert "would hold" in ended.out
         assert server.stop(signal.SIGTERM) == (0, "")
 

@@ -95,7 +95,7 @@ def reply(request):
         return ToolCall("1", "look", {"what": "x"})
     if results == 1:
         return ToolCall("2", "wait", {})
-    return f"You said {' and '.join(users)}."
+    return f"You wrote {' and '.join(users)}."
 
 
 agent = Agent(ScriptedModel(reply, piece_characters=4), "Be brief.", [look, wait], name="helper")
@@ -169,7 +169,7 @@ def user(text: str) -> list[Any]:
 
 
 def test_openai_sdk_gets_answers_of_a_graph_and_of_an_agent_whole_and_in_pieces(programs: Path) -> None:
-    answers = {"publisher": "draft of hello, checked, published", "helper": "You said hello."}
+    answers = {"publisher": "draft of hello, checked, published", "helper": "You wrote hello."}
     with both() as server, OpenAI(api_key="none", base_url=f"{server.url}/v1", timeout=60, max_retries=0) as client:
         assert {model.id for model in client.models.list()} == set(answers)
         for model, answer in answers.items():
@@ -180,7 +180,7 @@ def test_openai_sdk_gets_answers_of_a_graph_and_of_an_agent_whole_and_in_pieces(
             assert "".join(pieces) == answer
             history = [*user("one"), {"role": "assistant", "content": "yes"}, *user("two")]
             later: Any = client.chat.completions.create(model=model, messages=history)
-            assert later.choices[0].message.content in ("draft of two, checked, published", "You said one and two.")
+            assert later.choices[0].message.content in ("draft of two, checked, published", "You wrote one and two.")
         assert server.stop(signal.SIGTERM)[0] == 0
 
 
@@ -195,7 +195,7 @@ async def test_programs_are_tools_of_an_mcp_client(programs: Path) -> None:
             answered = await client.call_tool("helper", {"input": "hello"})
     assert (tools["publisher"].description, tools["helper"].description) == ("Publishes texts.", "Answers questions.")
     texts = [content.text for answer in (published, answered) for content in answer.content]
-    assert texts == ["draft of ['this', 7], checked, published", "You said hello."]
+    assert texts == ["draft of ['this', 7], checked, published", "You wrote hello."]
 
 
 def test_rest_runs_programs_and_chats_have_their_history(programs: Path, penstock: Penstock) -> None:
@@ -205,7 +205,7 @@ def test_rest_runs_programs_and_chats_have_their_history(programs: Path, penstoc
         turn = connection.post("/api/agents/helper/chat", {"content": "one"})
         until(connection, turn["run_id"], "run.completed")
         again = connection.post(f"/api/chats/{turn['chat_id']}/messages", {"content": "two"})
-        assert until(connection, again["run_id"], "run.completed").data["output"] == "You said one and two."
+        assert until(connection, again["run_id"], "run.completed").data["output"] == "You wrote one and two."
         ended = penstock("chat", "publisher", "--message", "that", "--url", server.url)
         assert ended.out.startswith("draft of that, checked, published")
 
@@ -278,7 +278,7 @@ def test_killed_agent_is_resumed_without_repeating_recorded_calls(programs: Path
     assert ran(programs) == ["model 0", "look x", "model 1", "wait"]
     (programs / "go").touch()
     with both(database=database) as server, Connection(server.url) as connection:
-        assert until(connection, run_id, "run.completed").data["output"] == "You said look at x."
+        assert until(connection, run_id, "run.completed").data["output"] == "You wrote look at x."
         replayed = [event.data["name"] for event in connection.log(run_id) if event.data.get("replayed") is True]
     assert ran(programs) == ["wait", "model 2"]
     assert "look" in replayed
@@ -390,7 +390,7 @@ def test_reload_serves_changed_programs_modules_and_graphs_and_keeps_the_old_one
         printed = after("not reloaded")
         assert "app.py cannot be imported: ZeroDivisionError: division by zero (app.py, line 26)" in printed
         assert output("publisher") == {"check": "draft of it, checked", "publish": "draft of it, printed"}
-        assert output("helper") == "You said it."
+        assert output("helper") == "You wrote it."
         flow["nodes"][0]["data"]["text"] = "second"
         replaced(programs / "flows" / "flow.json", json.dumps(flow))
         after("flow is now version 2")
@@ -457,7 +457,7 @@ def test_program_that_cannot_be_served_is_named_and_the_others_are_served(
         assert why in line
         with Connection(server.url) as connection:
             run_id = connection.post("/api/runs", {"graph_id": "helper", "input": "hello"})["id"]
-            assert until(connection, run_id, "run.completed").data["output"] == "You said hello."
+            assert until(connection, run_id, "run.completed").data["output"] == "You wrote hello."
         assert server.stop(signal.SIGTERM)[0] == 0
 
 

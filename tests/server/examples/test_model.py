@@ -24,7 +24,7 @@ async def answer_to(*messages: Message, model: ExampleModel | None = None) -> st
 
 async def test_the_answer_repeats_the_question_and_names_the_model() -> None:
     answer = await answer_to(Message.user("Is the gate\n open?"))
-    assert answer.startswith("You said: “Is the gate open?”.")
+    assert answer.startswith("You wrote: “Is the gate open?”.")
     assert "example model" in answer
 
 

@@ -86,7 +86,7 @@ async def test_full_payloads_have_what_was_sent_and_answered() -> None:
 
 
 async def test_each_call_of_a_run_has_its_own_payload() -> None:
-    async with served(models=models("said"), host_settings=recording("full")) as server:
+    async with served(models=models("answer"), host_settings=recording("full")) as server:
         shown = await payloads(server, await ran(server, EACH, ["one", "two", "three"]))
     assert sorted(payload["request"][0]["content"] for payload in shown) == ["one", "three", "two"]
 

@@ -23,7 +23,7 @@ EACH = graph(("in", "input", {}), ("each", "map", {"graph": READ}), edges="in>ea
 
 def models() -> dict[str, Any]:
     usage = Usage.of(cost_usd="0.01", input_tokens=3, output_tokens=5)
-    return {"m": ScriptedModel(lambda request: "said", usage=usage)}
+    return {"m": ScriptedModel(lambda request: "answer", usage=usage)}
 
 
 async def ran(server: Served, document: Any, input: Any, **limits: Any) -> str:

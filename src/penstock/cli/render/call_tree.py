@@ -380,6 +380,6 @@ def explain_stop(stop: Mapping[str, Any]) -> str:
     """Return why the call was refused; for a cost limit, as a sum."""
     if stop.get("unit") != "usd" or stop.get("limit") is None:
         return str(stop["message"])
-    parts = {"spent": stop.get("used"), "held": stop.get("held"), "asked": stop.get("asked")}
+    parts = {"spent": stop.get("used"), "held": stop.get("held"), "requested": stop.get("asked")}
     total = " + ".join(f"${amount or 0:.4f} {name}" for name, amount in parts.items())
     return f"{total} > {format_usd(to_nanos(stop['limit']))}"

@@ -295,7 +295,7 @@ async def known_attributes(client: Client) -> frozenset[str]:
 
 
 async def has_workers(client: Client, queue: str) -> bool:
-    """Whether a worker has lately asked for runs of a queue."""
+    """Whether a worker has polled a queue lately."""
     found = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=client.namespace,

@@ -95,7 +95,7 @@ def _reply(request: ModelRequest) -> str:
     before = sum(message.role == "user" for message in messages) - 1
     earlier = f" It is message {before + 1} of our conversation." if before > 0 else ""
     return (
-        f"You said: “{_shortened(text)}”.{earlier} I am the example model, and know nothing; "
+        f"You wrote: “{_shortened(text)}”.{earlier} I am the example model, and know nothing; "
         "name another model in the graph, or tell me how far to count."
     )
 
