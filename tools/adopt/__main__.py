@@ -10,22 +10,18 @@ named are those of the last time.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tools.adopt.judge import Verdict, judge, table
 from tools.adopt.probes import Line
+from tools.environments import ROOT, NotInstalled, environment, isolation, last_line, variables
 
-ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "adopt"
 PAGE = ROOT / "docs" / "existing-code.md"
 BEGIN, END = "<!-- adopt: begin -->", "<!-- adopt: end -->"
 MAX_PROGRAM_S = 420
-MAX_INSTALL_S = 900
 PENSTOCK_NEEDS = ("pydantic>=2.10", "httpx2>=2.16")
 
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
@@ -50,20 +46,6 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 }
 """The packages of each program's environment."""
 
-QUIET = {
-    "AGNO_TELEMETRY": "false",
-    "ANONYMIZED_TELEMETRY": "false",
-    "CREWAI_DISABLE_TELEMETRY": "true",
-    "CREWAI_TRACING_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "LANGSMITH_TRACING": "false",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "OTEL_SDK_DISABLED": "true",
-}
-"""Switches off what the frameworks report to their makers."""
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -78,9 +60,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no such program: {', '.join(sorted(unknown))}; there are {', '.join(FRAMEWORKS)}")
         return 2
-    prefix = _isolation()
-    if not prefix:
-        print("warning: no network namespace here; telemetry is switched off by environment variables alone")
+    prefix = isolation()
     results = _read_results()
     for name in names or FRAMEWORKS:
         print(f"{name} …", flush=True)
@@ -96,15 +76,11 @@ def main(names: list[str]) -> int:
 def _drive(name: str, prefix: list[str]) -> Result:
     """Make the environment if it is not there, and run the program."""
     try:
-        python = _environment(name)
-    except subprocess.SubprocessError as error:
-        output = getattr(error, "stderr", None) or str(error)
-        return Result(problem=f"not installed: {_last_line(output)}")
+        python = environment(BUILD / name, [*FRAMEWORKS[name], *PENSTOCK_NEEDS])
+    except NotInstalled as error:
+        return Result(problem=f"not installed: {error}")
     home = BUILD / "home"
-    home.mkdir(parents=True, exist_ok=True)
-    kept = {key: value for key in ("PATH", "LANG", "TMPDIR") if (value := os.environ.get(key)) is not None}
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    env = {**kept, **QUIET, "HOME": str(home), "PYTHONPATH": paths, "OPENAI_API_KEY": "none", "GOOGLE_API_KEY": "none"}
+    env = variables(home, GOOGLE_API_KEY="none")
     command = [*prefix, str(python), "-m", f"tools.adopt.programs.{name}"]
     try:
         ended = subprocess.run(
@@ -114,33 +90,7 @@ def _drive(name: str, prefix: list[str]) -> Result:
     except subprocess.TimeoutExpired as error:
         output, errors, problem = _text(error.stdout), "", f"ended after {MAX_PROGRAM_S} s"
     lines = tuple(Line(**json.loads(line)) for line in output.splitlines() if line.startswith('{"framework"'))
-    return Result(lines, problem or ("" if lines else f"did not run: {_last_line(errors)}"))
-
-
-def _environment(name: str) -> Path:
-    """Return the interpreter of the environment; make it if its packages are not those that it was made for."""
-    folder, packages = BUILD / name, [*FRAMEWORKS[name], *PENSTOCK_NEEDS]
-    python, stamp = folder / "bin" / "python", folder / "packages.txt"
-    if stamp.exists() and stamp.read_text().split() == packages:
-        return python
-    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-    for command in (
-        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
-        [uv, "pip", "install", "--quiet", "--python", str(python), *packages],
-    ):
-        subprocess.run(["nice", *command], check=True, capture_output=True, text=True, timeout=MAX_INSTALL_S)
-    stamp.write_text("\n".join(packages))
-    return python
-
-
-def _isolation() -> list[str]:
-    """Return the command that runs another one with a loopback interface and no other; empty if it cannot be had."""
-    prefix = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec nice "$@"', "sh"]
-    try:
-        subprocess.run([*prefix, "true"], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return prefix
+    return Result(lines, problem or ("" if lines else f"did not run: {last_line(errors)}"))
 
 
 def _read_results() -> dict[str, Result]:
@@ -164,11 +114,6 @@ def _write_page(rendered: str) -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n{rendered}\n{END}{after}")
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no output"
 
 
 def _text(output: str | bytes | None) -> str:
