@@ -27,6 +27,17 @@ EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 NOT_RUN: Mapping[str, list[str]] = {}
 """The reasons of the blocks that are not run, by page."""
 
+SHOWN = {
+    "ceiling.py": "the ledger and the invoice are the same",
+    "contained_langgraph.py": "",
+    "existing_code.py": "invoice $0.045000 for 10 model calls",
+    "map_reduce.py": "read 40 of 40 documents",
+    "research.py": "check [is this right: [a report from search and archive and interview]]",
+    "support_chat.py": "answer Done: $40 paid back for A-17.",
+    "threads.py": "The ceiling held.",
+}
+"""A part of what each example prints: the point of it, which its output proves."""
+
 FENCE = re.compile(r"^\s*```\s*(\w*)")
 LEFT_OUT = re.compile(r"^\s*<!-- not run: (.+) -->\s*$")
 
@@ -65,13 +76,15 @@ def read(text: str) -> Page:
     return page
 
 
-def run(program: Path, cwd: Path) -> None:
+def run(program: Path, cwd: Path) -> str:
+    """Return what the program prints; fails if it does."""
     env = os.environ | {"PENSTOCK_EXAMPLE_FAST": "1"}
     ended = subprocess.run(
         [sys.executable, str(program)], cwd=cwd, env=env, capture_output=True, text=True, timeout=100, check=False
     )
     if ended.returncode != 0:
         pytest.fail(f"{program.name} exited {ended.returncode}\n{ended.stdout}{ended.stderr}", pytrace=False)
+    return ended.stdout
 
 
 def test_only_blocks_with_a_known_reason_are_not_run() -> None:
@@ -89,8 +102,9 @@ def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(path: Path, tmp_path: Path) -> None:
-    run(path, tmp_path)
+def test_an_example_runs_and_shows_what_it_is_for(path: Path, tmp_path: Path) -> None:
+    printed = run(path, tmp_path)
+    assert SHOWN[path.name] in " ".join(printed.split())
 
 
 def test_blocks_keep_the_line_numbers_of_their_page() -> None:
