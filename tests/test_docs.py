@@ -32,6 +32,7 @@ SHOWN = {
     "contained_langgraph.py": "",
     "existing_code.py": "invoice $0.045000 for 10 model calls",
     "map_reduce.py": "read 40 of 40 documents",
+    "rag.py": "answer [Columbia 2003] Survey of the Columbia river",
     "research.py": "check [is this right: [a report from search and archive and interview]]",
     "support_chat.py": "answer Done: $40 paid back for A-17.",
     "threads.py": "The ceiling held.",
