@@ -65,9 +65,9 @@ WRITER = Agent(
 )
 
 
-async def index(run: ExecutionContext, budget: Budget) -> dict[str, list[float]]:
+async def index(run: ExecutionContext, budget: Budget) -> dict[str, Sequence[float]]:
     """Embed the documents, batch by batch, until the budget has no room for another batch."""
-    indexed: dict[str, list[float]] = {}
+    indexed: dict[str, Sequence[float]] = {}
     names = list(DOCUMENTS)
     try:
         with run.with_sub_budget(budget, "index") as indexing:
@@ -81,7 +81,7 @@ async def index(run: ExecutionContext, budget: Budget) -> dict[str, list[float]]
     return indexed
 
 
-async def answer(run: ExecutionContext, indexed: dict[str, list[float]], question: str) -> str:
+async def answer(run: ExecutionContext, indexed: dict[str, Sequence[float]], question: str) -> str:
     """Find the nearest documents, and let the agent answer from them."""
     (wanted,) = (await EMBEDDER.embed(run, [question])).vectors
     nearest = sorted(indexed, key=lambda name: near(indexed[name], wanted), reverse=True)[:3]
