@@ -56,7 +56,7 @@ from penstock.agents import (
     Tools,
 )
 from penstock.export import trace_tree
-from penstock.runtime.ending import Outcome
+from penstock.runtime.context import Outcome
 from penstock.testing import ManualClock
 
 # Core types: the context and its methods.

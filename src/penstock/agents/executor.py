@@ -37,9 +37,8 @@ from penstock.agents.tools import render_value
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import CancelledError, InvalidValue, PenstockError
 from penstock.runtime.cancellation import drain_cancel, translate_cancel
-from penstock.runtime.context import ExecutionContext
+from penstock.runtime.context import ExecutionContext, Outcome, reason_for
 from penstock.runtime.durable.keys import current_scope
-from penstock.runtime.ending import Outcome, reason_for
 from penstock.runtime.settlement import error_text
 from penstock.stops import TerminationReason
 from penstock.tracing.events import ErrorTrace

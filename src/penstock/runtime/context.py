@@ -7,12 +7,13 @@ another handle of the same place, `spawn_child` creates a new place.
 
 from __future__ import annotations
 
+import asyncio
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from types import MappingProxyType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from penstock import checks
 from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
@@ -29,10 +30,10 @@ from penstock.containment.limits import (
 )
 from penstock.containment.safety import ChainMetadata, Decision, SafetyEvent
 from penstock.containment.shield import ShieldPipeline, Slot
-from penstock.errors import InvalidValue
+from penstock.errors import CancelledError, Halted, InvalidValue
 from penstock.ids import new_run_id
 from penstock.money import Usd
-from penstock.runtime import bills, ending, metering, remote_holds
+from penstock.runtime import bills, metering, remote_holds
 from penstock.runtime.admission import after_end
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.billing.usage import Usage
@@ -45,23 +46,51 @@ from penstock.runtime.durable.shared import SharedBudget
 from penstock.runtime.handle import Handle
 from penstock.runtime.observers import Observer, Observers, Subscription
 from penstock.runtime.run import THE_RUNS_OWN, Run, RunSettings
-from penstock.runtime.snapshot import ContextSnapshot, take_snapshot
-from penstock.stops import Stop, StopReason, TerminationReason
+from penstock.runtime.settlement import leave_running
+from penstock.runtime.snapshot import ContextSnapshot, remarks, take_snapshot, totals
+from penstock.stops import LIMIT_REASONS, Stop, StopReason, TerminationReason
 from penstock.tracing.divergence import DivergenceDetector
 from penstock.tracing.events import (
     CallEnded,
+    ChildCompleteTrace,
     ChildSpawnTrace,
     CustomTrace,
+    RunCompleted,
     TraceEvent,
 )
 from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.explain import explain
-from penstock.tracing.record import OPEN, CallRecord, IterationMark, Source
+from penstock.tracing.lifecycle import Status
+from penstock.tracing.record import OPEN, CallRecord, IterationMark, Source, mark_stopped
 from penstock.tracing.stats import ExecutionStats
 
 T = TypeVar("T")
 
 NO_RESULTS: Mapping[str, Any] = MappingProxyType({})
+
+_STATUS_OF: dict[TerminationReason, Status] = {
+    TerminationReason.SUCCESS: "success",
+    TerminationReason.MAX_ITERATIONS: "halt",
+    TerminationReason.ERROR: "fail",
+    TerminationReason.CONTEXT_CANCELED: "halt",
+    TerminationReason.HOOK_ABORT: "halt",
+    TerminationReason.LIMIT_EXCEEDED: "halt",
+}
+
+_STOPPED = frozenset(
+    {TerminationReason.CONTEXT_CANCELED, TerminationReason.HOOK_ABORT, TerminationReason.LIMIT_EXCEEDED}
+)
+"""Ends of a context that was stopped, rather than completed or left with an error."""
+
+
+class Outcome(NamedTuple):
+    """The result of an execution in a context, or the error that ended the context."""
+
+    result: Any
+    error: BaseException | None
+    reason: TerminationReason | None = None
+    """How the execution ended; None if the error came from elsewhere."""
+
 
 entered_contexts: ContextVar[tuple[ExecutionContext, ...]] = ContextVar("penstock_context", default=())
 """The contexts entered in this thread or task and not left yet, innermost last."""
@@ -257,7 +286,7 @@ class ExecutionContext(Calls):
         self._final: Cancellation | None = None
         """Its cancellation when it ended; a later cancel of its token did not stop it."""
         self._let_go: Callable[[], None] | None = None
-        self._outcome: ending.Outcome | None = None
+        self._outcome: Outcome | None = None
         """Result of the last execution in this context, or the error that ended the context."""
 
     @property
@@ -445,7 +474,7 @@ class ExecutionContext(Calls):
         """End the child; idempotent. Without a reason it is a success, unless a limit stopped it."""
         if not _is_child(child, self):
             raise InvalidValue("child", child, f"a child of {self.name!r}")
-        ending.end_child(child._origin, None if reason is None else _as_reason(reason))
+        _end_child(child._origin, None if reason is None else _as_reason(reason))
 
     @property
     def termination_reason(self) -> TerminationReason | None:
@@ -601,7 +630,7 @@ class ExecutionContext(Calls):
 
     def explain(self) -> str:
         """Render the call tree: what ran, what it cost, what was refused and why."""
-        return "\n".join((explain(self._run.graph), ending.totals(self), *ending.remarks(self._run)))
+        return "\n".join((explain(self._run.graph), totals(self), *remarks(self._run)))
 
     def _repr_html_(self) -> str:
         """Return the run as a notebook shows it: limits, call tree, timeline, costs and events."""
@@ -649,11 +678,11 @@ class ExecutionContext(Calls):
             return
         self._notice_deadline()
         if error is not None and self._base.end_seq == OPEN and error is not self.error:
-            self._outcome = ending.Outcome(self.final_result, error)
+            self._outcome = Outcome(self.final_result, error)
         if self.parent is not None:
-            self._run.outside_the_lock(lambda: ending.end_child(self, ending.reason_for(self, error)))
+            self._run.outside_the_lock(lambda: _end_child(self, reason_for(self, error)))
         else:
-            self._run.outside_the_lock(lambda: ending.end_run(self, error))
+            self._run.outside_the_lock(lambda: _end_run(self, error))
 
     def __repr__(self) -> str:
         return f"<ExecutionContext {self._source.path} of {self._run.id}>"
@@ -722,7 +751,7 @@ class ExecutionContext(Calls):
             cancelled, reason = place._token.cancellation, place._ended_as
             if place.stop is not None:
                 return place.stop
-            if reason in ending.STOPPED:
+            if reason in _STOPPED:
                 return Stop(StopReason.ABORTED, f"{place.name!r} ended as {reason}", budget=place.name)
             if cancelled is not None and cancelled.cause == "user":  # aborted after a normal end
                 return cancelled.stop
@@ -732,6 +761,142 @@ class ExecutionContext(Calls):
     def _here(self) -> CallRecord:
         call = self._call_here()
         return self._base if call is None else call.record
+
+
+# The end.
+
+
+def reason_for(context: ExecutionContext, error: BaseException | None) -> TerminationReason:
+    """Return how the context ended, given the error that ended it."""
+    return _reason_for(context, error, context.cancellation.cancellation)
+
+
+def _reason_for(
+    context: ExecutionContext, error: BaseException | None, cancelled: Cancellation | None
+) -> TerminationReason:
+    outcome = context._outcome
+    if outcome is not None and outcome.error is not None and outcome.reason is not None:
+        is_the_end_of_both = error is outcome.error or (error is None and cancelled is None)
+        if is_the_end_of_both:
+            return outcome.reason
+    if isinstance(error, BaseExceptionGroup):
+        # A fault in the group is the reason; without one, its first stop is.
+        reasons = [_reason_for(context, one, cancelled) for one in error.exceptions]
+        return TerminationReason.ERROR if TerminationReason.ERROR in reasons else reasons[0]
+    if isinstance(error, Halted):
+        return _reason_of(error.stop)
+    if isinstance(error, CancelledError | asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
+        return TerminationReason.CONTEXT_CANCELED if cancelled is None else _reason_of(cancelled.stop)
+    if error is not None:
+        reason = getattr(error, "termination_reason", None)
+        return reason if isinstance(reason, TerminationReason) else TerminationReason.ERROR
+    stop = _stop(context, cancelled)
+    return TerminationReason.SUCCESS if stop is None else _reason_of(stop)
+
+
+def _stop(context: ExecutionContext, cancelled: Cancellation | None) -> Stop | None:
+    return context._run.stops.get(context._source) if cancelled is None else cancelled.stop
+
+
+def _reason_of(stop: Stop) -> TerminationReason:
+    if stop.reason in LIMIT_REASONS:
+        return TerminationReason.LIMIT_EXCEEDED
+    if stop.reason is StopReason.HOOK_DENIED:
+        return TerminationReason.HOOK_ABORT
+    if stop.reason is StopReason.ABORTED:
+        return TerminationReason.CONTEXT_CANCELED
+    return TerminationReason.ERROR
+
+
+def _end_child(child: ExecutionContext, reason: TerminationReason | None) -> None:
+    """End the child's record in the tree, and write the event to its parent; once."""
+    run, record, parent = child._run, child._base, child.parent
+    reason = reason or reason_for(child, None)
+    now_ns = run.now()
+    stop = child.stop
+    with run.lock:
+        if record.end_seq != OPEN or parent is None:
+            return
+        below = [call for call in run.graph.open_calls() if call is not record and call.is_under(record)]
+        if below:
+            _abandon(child, below, now_ns, f"{child.name!r} ended while the call was running")
+        mark_stopped(record, stop)
+        run.graph.end(record, now_ns, _STATUS_OF[reason], stop_reason=str(stop) if stop else None)
+        _tell_parent(child, reason, now_ns)
+    _stop_leftovers(child, below)
+
+
+def _end_run(context: ExecutionContext, error: BaseException | None) -> None:
+    """Close the run: abandon open calls, end the root, and write the last event; once."""
+    run, root = context._run, context._base
+    now_ns = run.now()
+    with run.lock:
+        if run.graph.closed:
+            return
+        # Read once, under the lock: a caller that cancels and then finds the run open relies on it ending cancelled.
+        cancelled = context.cancellation.cancellation
+        reason, stop = _reason_for(context, error, cancelled), _stop(context, cancelled)
+        below = [call for call in run.graph.open_calls() if call is not root]
+        if below:
+            _abandon(context, below, now_ns, "the run ended while the call was running")
+        error_class = type(error).__name__ if error is not None else None
+        mark_stopped(root, stop)
+        run.graph.end(
+            root, now_ns, _STATUS_OF[reason], stop_reason=str(stop) if stop else None, error_class=error_class
+        )
+        where = run.where(context._source, None, now_ns)
+        run.graph.close(RunCompleted(termination_reason=reason, error=error_class, **where))
+        context._final, context._ended_as = cancelled, reason
+    _stop_leftovers(context, below)
+
+
+def _abandon(context: ExecutionContext, open_calls: list[CallRecord], now_ns: int, why: str) -> None:
+    """End open calls, newest first, so that children end before their parents. The caller holds the lock."""
+    run, contexts = context._run, {child._base.number: child for child in _below(context)}
+    for record in open_calls:
+        leave_running(run, record, now_ns, f"{StopReason.ABORTED}: {why}")
+        child = contexts.get(record.number)
+        if child is not None:
+            _tell_parent(child, _reason_of(child.stop) if child.stop else TerminationReason.CONTEXT_CANCELED, now_ns)
+
+
+def _below(context: ExecutionContext) -> Iterator[ExecutionContext]:
+    found = list(context._children or ())
+    while found:
+        child = found.pop()
+        yield child
+        found.extend(child._children or ())
+
+
+def _tell_parent(child: ExecutionContext, reason: TerminationReason, now_ns: int) -> None:
+    """Write the event that the child has ended. The caller holds the lock."""
+    run, parent, record = child._run, child.parent, child._base
+    assert parent is not None
+    child._final, child._ended_as = child.cancellation.cancellation, reason
+    duration_ms = (now_ns - child._started_ns) / 1_000_000
+    run.graph.append(
+        ChildCompleteTrace(
+            child_name=child.name,
+            node_id=record.node_id,
+            termination_reason=reason,
+            duration_ms=duration_ms,
+            **run.where(parent._source, record.parent, now_ns),
+        )
+    )
+    if child._let_go is not None:
+        child._let_go()
+
+
+def _stop_leftovers(context: ExecutionContext, leftovers: list[CallRecord]) -> None:
+    """Cancel work that is still running; a context without such work ends without a cancel."""
+    if context._run.shared is not None:
+        context._run.shared.flush_soon()
+    if leftovers:
+        context.cancellation.cancel(f"{context.name!r} has ended", cause="shutdown")
+    context.cancellation.close()
+
+
+# Arguments.
 
 
 def _is_child(child: object, of: ExecutionContext) -> bool:

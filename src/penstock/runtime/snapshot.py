@@ -1,18 +1,20 @@
-"""A snapshot of a run at one moment: its figures, calls and safety events."""
+"""What a run has used: a snapshot of its figures, calls and safety events at one moment, and its totals as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 from penstock.clock import utc_from_ns
 from penstock.containment import accounts
+from penstock.containment.limits import UNLIMITED
 from penstock.containment.safety import SafetyEvent
-from penstock.money import to_usd
+from penstock.money import format_cost, format_usd, to_usd
 from penstock.runtime.cancellation import Cancellation
 from penstock.runtime.handle import Handle
+from penstock.runtime.run import Run
 from penstock.stops import Stop, StopReason
 from penstock.tracing.graph_state import GraphState, by_number
 from penstock.tracing.lifecycle import CallKind
@@ -153,3 +155,38 @@ def _status(call: CallRecord) -> NodeStatus:
     if reason == StopReason.TIMEOUT:
         return "timeout"
     return "aborted" if reason == StopReason.ABORTED else "halted"
+
+
+def totals(context: Handle) -> str:
+    """Return one line: usage, limits, and what is unknown."""
+    figures, unknown = context.balance, context._run.unknown_costs
+    limits = figures.limits
+    of = f" of {format_usd(limits.cost_nanos)}" if limits.cost_nanos < UNLIMITED else ""
+    parts = [f"cost {format_cost(figures.spent_nanos, unknown, of)}"]
+    if figures.unresolved_nanos:
+        parts.append(f"unresolved {format_usd(figures.unresolved_nanos)}")
+    if figures.held_nanos:
+        parts.append(f"held {format_usd(figures.held_nanos)}")
+    for word, used, limit in (
+        ("step", figures.steps, limits.steps),
+        ("token", figures.tokens_in + figures.tokens_out, limits.tokens),
+        ("api call", figures.api_calls, limits.api_calls),
+        ("retr", figures.retries, limits.retries),
+    ):
+        if used or limit < UNLIMITED:
+            parts.append(_counted(used, word, limit))
+    return " · ".join(parts)
+
+
+def remarks(run: Run) -> Iterator[str]:
+    """Yield a line for each fact that the tree does not show: requests that went past it, a stop that was swallowed."""
+    for host, count in sorted((run.uncontained or {}).items()):
+        yield f"{_counted(count, 'uncontained request')} to {host}: not limited, and in no figure of this run"
+    if run.swallowed is not None:
+        yield f"a block ended normally although the run was stopped ({run.swallowed})"
+
+
+def _counted(count: int, word: str, limit: int = UNLIMITED) -> str:
+    one, many = ("y", "ies") if word == "retr" else ("", "s")
+    of = f"/{limit}" if limit < UNLIMITED else ""
+    return f"{count}{of} {word}{one if count == 1 and not of else many}"

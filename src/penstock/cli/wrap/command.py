@@ -31,7 +31,7 @@ from penstock.gateway.wires import PAYMENT_REQUIRED, Denied
 from penstock.providers.http.exchange import Terms
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.ending import totals
+from penstock.runtime.snapshot import totals
 from penstock.stops import StopReason
 from penstock.tracing.page import trace_html
 from penstock.tracing.tree import trace_json, trace_tree
