@@ -5,7 +5,8 @@ claim it, answers the approval, grants more where a limit has halted the run, an
 stores at the end. What the model bills and what the tools do is written there before the result is returned.
 
 Leases are long, so that a busy machine never loses one. Instead of waiting for the lease of a dead process, the next
-one has a clock that is ahead of it by more than a lease.
+one has a clock that is ahead of it by more than a lease. Where Temporal dispatches the run (`temporal`), the next one
+gets it when the heartbeats of the dead one have stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 from penstock.agents.model import ModelRequest, ModelResponse
 from penstock.chat.service import ChatService
+from penstock.engines.temporal import TemporalEngine, TemporalSettings
+from penstock.hosting import dispatched
+from penstock.hosting import host as hosting_host
 from penstock.hosting.host import HostSettings, RunHost, RunLimits
 from penstock.hosting.ports import Conflict, HostedEvent, RunRecord
 from penstock.runtime.billing.prices import Price, PriceBook, default_prices
@@ -37,6 +41,9 @@ LATER_NS = 40_000_000_000
 """By how much the clock of each process is ahead of that of the one before it: more than a lease."""
 QUIET_NS = 100_000_000
 """Minimum time to the next renewal of the lease when a process stops: none is being written then."""
+HEARTBEAT_S = 1.0
+SWEPT_S = 0.5
+"""A run that is stored and that the engine does not know of is dispatched after this time."""
 AMPLE = RunLimits(max_cost_usd="5")
 TIGHT = RunLimits(max_cost_usd="5", max_api_calls=5)
 """Less than the run needs."""
@@ -135,7 +142,13 @@ async def answer_chat(command: dict[str, Any]) -> None:
         story = command.get("story", "chat")
         prices = PriceBook() if story == "unpriced" else None
         host = model.host = RunHost(
-            stores, executors=registry(), services=services, settings=SETTINGS, prices=prices, clock=clock
+            stores,
+            executors=registry(),
+            services=services,
+            settings=SETTINGS,
+            prices=prices,
+            clock=clock,
+            engine=_engine(command),
         )
         chats = ChatService(host, stores.chats, clock=clock)
         if story == "early":
@@ -146,6 +159,14 @@ async def answer_chat(command: dict[str, Any]) -> None:
         for run_id in (RUN, FORK):
             if (run := await stores.runs.get(run_id)) is not None:
                 log.write(**await facts_of(stores, run), totals=totals)
+
+
+def _engine(command: dict[str, Any]) -> TemporalEngine | None:
+    if command.get("temporal") is None:
+        return None
+    dispatched.REDISPATCH_S = hosting_host.TIDY_S = SWEPT_S
+    url, queue = command["temporal"], command["queue"]
+    return TemporalEngine(TemporalSettings.parse(url), queues=(queue,), queue=queue, heartbeat_s=HEARTBEAT_S)
 
 
 async def _as_client(host: RunHost, chats: ChatService, story: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.hosting.event_data import STATUS_OF
+from penstock.ids import new_run_id
 from tests.reliability.crash_driver import complete_lines
 from tests.reliability.fork_server import ForkServer
 
@@ -25,18 +26,21 @@ ANSWER_STATES: dict[str, str] = {"cancel": "partial", "early": "partial"}
 
 
 class KilledRun:
-    """A database, a log beside it, and one run in them; each process that works on it is one epoch."""
+    """A database, a log beside it, and one run in them; each process that works on it is one epoch.
 
-    def __init__(self, server: ForkServer, url: str, log: Path) -> None:
+    If `temporal` names a server, it dispatches the run, through a queue of its own.
+    """
+
+    def __init__(self, server: ForkServer, url: str, log: Path, temporal: str | None = None) -> None:
         self._server = server
-        self._url = url
+        self._where = {"url": url} if temporal is None else {"url": url, "temporal": temporal, "queue": new_run_id()}
         self.log = log
         self.epoch = 0
 
     def work(self, **command: Any) -> int:
         """Have one more process take over the run; its exit status."""
         self.epoch += 1
-        return self._server.run(url=self._url, log=str(self.log), epoch=self.epoch, **command)
+        return self._server.run(**self._where, log=str(self.log), epoch=self.epoch, **command)
 
     def finish(self) -> None:
         """Have processes take over the run until one completes it."""
@@ -88,8 +92,10 @@ class KilledRun:
 class KilledChat(KilledRun):
     """A database with one chat in it; each process is a worker of its run and a client of the chat."""
 
-    def __init__(self, server: ForkServer, url: str, log: Path, story: str = "chat") -> None:
-        super().__init__(server, url, log)
+    def __init__(
+        self, server: ForkServer, url: str, log: Path, story: str = "chat", temporal: str | None = None
+    ) -> None:
+        super().__init__(server, url, log, temporal)
         self.story = story
 
     def work(self, **command: Any) -> int:
@@ -98,7 +104,7 @@ class KilledChat(KilledRun):
     def start(self, server: ForkServer, **command: Any) -> int:
         """Start a process of another server and wait until it reports that it stops; its process id."""
         self.epoch += 1
-        server.start(url=self._url, log=str(self.log), epoch=self.epoch, story=self.story, **command)
+        server.start(**self._where, log=str(self.log), epoch=self.epoch, story=self.story, **command)
         while not (found := [line["stops"] for line in self.lines() if "stops" in line]):
             time.sleep(0.01)
         return int(found[0])

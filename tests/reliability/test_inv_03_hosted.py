@@ -3,23 +3,28 @@
 Processes of a fork server are client and worker of one chat service: an agent with two turns of tools beside a map, an
 approval, a writer; other stories grant more to a run that a limit halted, fork it, or cancel it. They are killed at
 every failpoint; the next process sends the same request under the same id and takes over the run, whose lease has
-expired. A process that is stopped and continues after that finds that another has its run.
+expired. A process that is stopped and continues after that finds that another has its run. Temporal as the engine gives
+the run to the next process; the soak has every failpoint there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.runtime.durable.failpoints import HOSTED_POINTS, POINTS
+from tests.engines.temporal_server import TemporalServer, temporal_server
 from tests.reliability.fork_server import ForkServer
 from tests.reliability.killed_runs import KilledChat, event_violations
-from tests.storage.postgres import postgres_schemas, postgres_server  # noqa: F401
+from tests.soak import SOAK
+from tests.storage.postgres import postgres_schemas, postgres_server
+
+__all__ = ["postgres_schemas", "postgres_server", "temporal_server"]
 
 pytestmark = pytest.mark.reliability
 
@@ -53,6 +58,17 @@ def chat(request: pytest.FixtureRequest, server: ForkServer, tmp_path: Path) -> 
     return KilledChat(server, url, tmp_path / "log")
 
 
+@pytest.fixture
+def chat_on_temporal(
+    server: ForkServer,
+    temporal_server: TemporalServer,
+    postgres_schemas: Callable[[], str],
+    tmp_path: Path,
+) -> KilledChat:
+    """A chat in a new database, whose runs Temporal dispatches."""
+    return KilledChat(server, postgres_schemas(), tmp_path / "log", temporal=temporal_server.url())
+
+
 def story_of(point: str) -> str:
     """A story that passes the failpoint."""
     early = {"cancel.committed": "early"}
@@ -84,12 +100,27 @@ LATER = [
 
 
 NAMED = [("sqlite", point) for point in (*PASSED, *LATER)] + [("postgresql", point) for point in PASSED]
+ON_TEMPORAL = PASSED if SOAK else ("submit.added", "llm.before_append", "end.committed")
+"""Few, because each kill takes as long as Temporal waits for a heartbeat."""
 
 
 @pytest.mark.parametrize(("chat", "point"), NAMED, indirect=["chat"])
 def test_a_chat_whose_worker_is_killed_at_a_failpoint_is_answered_as_without_a_kill(
     point: str, chat: KilledChat, uninterrupted: dict[str, dict[str, Any]]
 ) -> None:
+    kill_at(point, chat, uninterrupted)
+
+
+@pytest.mark.requirement("X-4")
+@pytest.mark.parametrize("point", ON_TEMPORAL)
+def test_a_chat_on_temporal_whose_worker_is_killed_at_a_failpoint_is_answered_as_without_a_kill(
+    point: str, chat_on_temporal: KilledChat, uninterrupted: dict[str, dict[str, Any]]
+) -> None:
+    kill_at(point, chat_on_temporal, uninterrupted)
+
+
+def kill_at(point: str, chat: KilledChat, uninterrupted: dict[str, dict[str, Any]]) -> None:
+    """Kill a worker at the failpoint, have others finish its chat, and compare that with one without a kill."""
     chat.story = story_of(point)
     if point in AFTER_A_KILL:
         assert chat.work(crash_at="node.before_append:4") == -signal.SIGKILL

@@ -1,8 +1,9 @@
 """INV 3 at random moments: a given number of kills, each of which hit a process that was working.
 
-Runs on a journal, and chats on a host, each on both databases. The time that a process works, from its first node or
-its claim to its end, is measured first, on the same database; a kill comes at a random share of that. It counts if the
-next process found work left to do: a kill after the end shows nothing, and another is made instead.
+Runs on a journal, and chats on a host, each on both databases; and chats that Temporal dispatches. The time that a
+process works, from its first node or its claim to its end, is measured first, on the same database; a kill comes at a
+random share of that. It counts if the next process found work left to do: a kill after the end shows nothing, and
+another is made instead.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ import itertools
 import random
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.engines.temporal_server import TemporalServer, temporal_server
 from tests.reliability.fork_server import ForkServer
 from tests.reliability.killed_runs import KilledChat, KilledRun
 from tests.soak import SOAK, scaled
-from tests.storage.postgres import postgres_schemas, postgres_server  # noqa: F401
+from tests.storage.postgres import postgres_schemas, postgres_server
+
+__all__ = ["postgres_schemas", "postgres_server", "temporal_server"]
 
 pytestmark = pytest.mark.reliability
 
 KILLS = scaled(10, soak=100)
 """Kills of working processes, of each kind on each database."""
+ON_TEMPORAL = scaled(1, soak=50)
+"""Those on Temporal, which gives the run to the next process after a second without a heartbeat."""
 KILLS_PER_RUN = 3
 """Attempted kills of one run."""
 
@@ -38,11 +45,12 @@ class Kind(NamedTuple):
     make: Callable[[ForkServer, str, Path, str], KilledRun]
 
 
+HOSTED, STORIES = "tests.reliability.hosted_driver", ("chat", "grant", "fork", "cancel")
 KINDS = {
     "run": Kind(
         "tests.reliability.crash_driver", "node.started", ("",), lambda server, url, log, _: KilledRun(server, url, log)
     ),
-    "chat": Kind("tests.reliability.hosted_driver", "claim.taken", ("chat", "grant", "fork", "cancel"), KilledChat),
+    "chat": Kind(HOSTED, "claim.taken", STORIES, KilledChat),
 }
 
 
@@ -73,6 +81,16 @@ class Killer:
         self._numbers = itertools.count()
         self._undisturbed = {story: self._run_without_kills(story) for story in kind.stories}
         self.hits = self.after_a_call = self.tried = 0
+
+    def kill_runs(self, kills: int) -> None:
+        """Kill processes of runs until so many kills have hit one, and a quarter of them one that had made a call."""
+        for seed in itertools.count():
+            if self.hits >= kills and 4 * self.after_a_call >= kills:
+                break
+            assert self.kill_one_run(random.Random(seed)) == [], f"seed {seed}"
+            assert seed < 10 * kills, (
+                f"{self.hits} of {self.tried} kills hit a process; {self.after_a_call} after a call"
+            )
 
     def kill_one_run(self, chance: random.Random) -> list[str]:
         """Kill processes of one run until one completes it; the violations."""
@@ -112,11 +130,17 @@ def _callers(run: KilledRun) -> set[int]:
 def test_work_killed_at_random_moments_ends_as_without_kills(
     killing: tuple[Kind, ForkServer], new_url: Callable[[], str], tmp_path: Path
 ) -> None:
-    killer = Killer(*killing, new_url, tmp_path)
-    for seed in itertools.count():
-        if killer.hits >= KILLS and 4 * killer.after_a_call >= KILLS:
-            break
-        assert killer.kill_one_run(random.Random(seed)) == [], f"seed {seed}"
-        assert seed < 10 * KILLS, (
-            f"{killer.hits} of {killer.tried} kills hit a process; {killer.after_a_call} after a call"
-        )
+    Killer(*killing, new_url, tmp_path).kill_runs(KILLS)
+
+
+@pytest.mark.requirement("X-4")
+@pytest.mark.timeout(3_600 if SOAK else 300)
+def test_chats_on_temporal_killed_at_random_moments_end_as_without_kills(
+    temporal_server: TemporalServer, postgres_schemas: Callable[[], str], tmp_path: Path
+) -> None:
+    server, url = ForkServer(HOSTED), temporal_server.url()
+    try:
+        kind = Kind(HOSTED, "claim.taken", STORIES if SOAK else ("chat",), partial(KilledChat, temporal=url))
+        Killer(kind, server, postgres_schemas, tmp_path).kill_runs(ON_TEMPORAL)
+    finally:
+        server.close()
