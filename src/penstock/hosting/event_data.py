@@ -248,24 +248,24 @@ def call_waiting(place: CallPlace, event: CallWaiting, whose: Whose) -> EventPay
 
 def call_ended(place: CallPlace, call: CallRecord, whose: str | None, *, cause: bool) -> EventPayload:
     """Convert the end of a call; of one that was stopped, with the stop, and whether this call is where it arose."""
-    about = _call_data(place, call)
+    about, extras = _call_data(place, call), call.extras
     about["status"] = call.status
-    about["cost_usd"] = None if call.cost_unknown else to_usd(call.cost)
+    about["cost_usd"] = None if extras.cost_unknown else to_usd(call.cost)
     about["tokens_in"] = call.tokens_in or 0
     about["tokens_out"] = call.tokens_out or 0
     about["duration_ms"] = round((call.ended_ns - call.started_ns) / 1_000_000, 3)
-    if call.finish_reason is not None:
-        about["finish_reason"] = call.finish_reason
-    if call.stop_reason is not None:
-        about["stop_reason"] = redact(call.stop_reason)
-    if call.error_class is not None:
-        about["error"] = to_json(call.error_class)
-    if call.retries:
-        about["retries_used"] = call.retries
-    if call.abandoned:
+    if extras.finish_reason is not None:
+        about["finish_reason"] = extras.finish_reason
+    if extras.stop_reason is not None:
+        about["stop_reason"] = redact(extras.stop_reason)
+    if extras.error_class is not None:
+        about["error"] = to_json(extras.error_class)
+    if extras.retries:
+        about["retries_used"] = extras.retries
+    if extras.abandoned:
         about["abandoned"] = True
-    if call.stop is not None:
-        about["stop"] = {**stop_figures(call.stop, whose), "cause": cause}
+    if extras.stop is not None:
+        about["stop"] = {**stop_figures(extras.stop, whose), "cause": cause}
     return "call.ended", about
 
 

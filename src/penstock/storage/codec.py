@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from penstock import checks
@@ -75,6 +75,15 @@ def optional_number(field: str, value: object) -> int | None:
     return None if value is None else number(field, value)
 
 
+def numbers(record: object, *fields: str) -> list[int]:
+    """Return the values of these fields of a record; raise InvalidValue if one is no `number`."""
+    values = []
+    for field in fields:
+        value = getattr(record, field)
+        values.append(value if type(value) is int and MIN_NUMBER <= value <= MAX_NUMBER else number(field, value))
+    return values
+
+
 def limit(value: object) -> int:
     """Return `value` if it is a valid page size, which may be 0; raise InvalidValue otherwise."""
     return checks.integer("limit", value, maximum=MAX_NUMBER)
@@ -102,7 +111,7 @@ def encode_document(field: str, value: object) -> str:
     if value is None:
         return "null"
     try:
-        encoded = _write(value)
+        encoded = "".join(_pieces(value, 0))
         if type(value) not in LEAVES:
             _check_inside(value, MAX_DEPTH)
     except (TypeError, ValueError, RecursionError) as error:
@@ -207,21 +216,22 @@ def _finite(text: str) -> float:
     return number
 
 
-def _writer() -> Callable[[object], str]:
-    """Return the JSON encoder function; a value that contains itself is refused for its infinite nesting.
+def _encoder() -> Callable[[object, int], Iterable[str]]:
+    """Return a function for the pieces of a value's JSON; one that contains itself is refused for its infinite nesting.
 
     `JSONEncoder.encode` creates a new C encoder for each value, which takes longer than encoding a small value.
     """
     encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain, check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        return encoder.encode
+        return lambda value, _: encoder.iterencode(value)
     text = json.encoder.encode_basestring_ascii
-    parts = make(None, _plain, text, None, encoder.key_separator, encoder.item_separator, False, False, False)
-    return lambda value: "".join(parts(value, 0))
+    pieces: Callable[[object, int], Iterable[str]]
+    pieces = make(None, _plain, text, None, encoder.key_separator, encoder.item_separator, False, False, False)
+    return pieces
 
 
-_write = _writer()
+_pieces = _encoder()
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 

@@ -188,8 +188,8 @@ class CallRecord:
     def parent_number(self) -> int:
         """The number of the call that made this one; 0 for the root."""
         parent = self.parent  # before `folded_from`, which is written before the call is linked to another one
-        if self.folded_from is not None:
-            return self.folded_from
+        if (folded_from := self.extras.folded_from) is not None:
+            return folded_from
         return 0 if parent is None else parent.number
 
     @property

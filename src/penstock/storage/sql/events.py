@@ -104,12 +104,8 @@ class SqlEventStore(SqlStore):
 
 
 def _encode_event(event: HostedEvent) -> tuple[Value, ...]:
-    return (
-        codec.number("seq", event.seq),
-        codec.number("at_ms", event.at_ms),
-        codec.name("type", event.type),
-        codec.encode_object("data", event.data),
-    )
+    numbers = codec.numbers(event, "seq", "at_ms")
+    return *numbers, codec.name("type", event.type), codec.encode_object("data", event.data)
 
 
 def _decode_event(run_id: str, row: Row) -> HostedEvent:
@@ -193,10 +189,7 @@ def encode_entry(run_id: str, entry: JournalEntry) -> tuple[Value, ...]:
         codec.name("key", entry.key),
         checks.choice("kind", entry.kind, JOURNAL_KINDS),
         codec.encode_document("value", entry.value),
-        codec.number("cost_nanos", entry.cost_nanos),
-        codec.number("tokens_in", entry.tokens_in),
-        codec.number("tokens_out", entry.tokens_out),
-        codec.number("at_ms", entry.at_ms),
+        *codec.numbers(entry, "cost_nanos", "tokens_in", "tokens_out", "at_ms"),
     )
 
 

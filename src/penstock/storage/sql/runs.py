@@ -458,8 +458,8 @@ async def _with_outputs(transaction: Transaction, rows: Sequence[Row]) -> list[R
 
 def _decode(row: Row) -> RunRecord:
     values = dict(zip(FIELDS, row, strict=True))
-    for field in DECODERS:
-        values[field] = _decode_field(values["id"], field, values[field])
+    for field, decode in DECODERS.items():
+        values[field] = decode("runs", values["id"], values[field])
     return RunRecord(**values)
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -101,22 +102,22 @@ class InlineTransaction(SqliteTransaction):
 
     async def row(self, statement: str, *values: Value) -> Row | None:
         _check_inline(values)
-        return await super().row(statement, *values)
+        rows = self._fetch(statement, values, -1)
+        return rows[0] if rows else None
 
     async def run(self, statement: str, *values: Value) -> int:
         _check_inline(values)
-        return await super().run(statement, *values)
+        return self._connection.execute(statement, values).rowcount
 
     async def run_many(self, statement: str, values: Iterable[Sequence[Value]]) -> None:
         rows = [*values]
         if len(rows) > INLINE_MAX_ROWS:
             raise WouldBlock
-        for row in rows:
-            _check_inline(row)
-        await super().run_many(statement, rows)
+        _check_inline(chain.from_iterable(rows))
+        self._connection.executemany(statement, rows)
 
 
-def _check_inline(values: Sequence[Value]) -> None:
+def _check_inline(values: Iterable[Value]) -> None:
     for value in values:
         if isinstance(value, (str, bytes)) and len(value) > INLINE_MAX_BYTES:
             raise WouldBlock

@@ -231,15 +231,12 @@ class SqliteFile:
         raise self._error(why)
 
     def _connected(self) -> sqlite3.Connection:
-        self._check_open()
-        if self._connection is None:
-            self._connection = self._connect("rw")
-        return self._connection
-
-    def _check_open(self) -> None:
         if self._identity is None:
             self._fail("it was closed")
         self._check_identity()
+        if self._connection is None:
+            self._connection = self._connect("rw")
+        return self._connection
 
     def _check_identity(self) -> None:
         try:
