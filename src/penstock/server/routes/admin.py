@@ -42,12 +42,14 @@ HOST_SETTINGS: dict[str, tuple[Section, str, str]] = {
     "lease_s": ("runs", "Runs of a server that is silent for this long are taken over", "--lease"),
     "tick_s": ("runs", "Interval of looking for cancel requests and answers", ""),
     "drain_s": ("runs", "Time for runs to end when the server stops", "--drain"),
+    "park_waiting_s": ("runs", "With an engine: time after which a waiting run leaves its worker", ""),
     "early_cancel_s": ("runs", "How long a cancel request waits for its run", ""),
     "keep_days": ("storage", "Days that ended runs are kept", "--keep-days"),
     "record_payloads": ("storage", "Requests and responses of calls that are stored", "--record-payloads"),
     "max_payload_bytes": ("storage", "Size of one stored request or response", ""),
     "max_run_payload_bytes": ("storage", "Size of all stored requests and responses of a run", ""),
     "keep_payload_days": ("storage", "Days that requests and responses are kept", "--keep-payloads"),
+    "keep_audit_days": ("storage", "Days that entries of the audit log are kept", "--keep-audit"),
 }
 """Section, title and command-line option of each setting of the host."""
 SERVER_SETTINGS: dict[str, tuple[Section, str, str]] = {
