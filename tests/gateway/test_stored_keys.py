@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,19 @@ from penstock.containment.ledger import Amounts
 from penstock.containment.limits import Budget
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
+from penstock.gateway.key_accounts import key_account
+from penstock.gateway.key_bills import KeyBillNotFound, key_bills, resolve_key_bill
 from penstock.gateway.loopback import serving
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
 from penstock.gateway.upstreams import upstreams_in
 from penstock.hosting.durability import day_of
+from penstock.hosting.tokens import id_in
 from penstock.money import format_usd
+from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.server.tokens import create_token
 from penstock.storage import Stores, open_stores
 from penstock.testing.clock import ManualClock
-from penstock.testing.provider import FakeProviderServer, Say
+from penstock.testing.provider import Cut, FakeProviderServer, Say
 from tests.forked import Program
 from tests.gateway.conftest import environment
 from tests.server.served import served
@@ -187,6 +191,43 @@ async def test_requests_are_logged_with_key_model_and_cost_and_without_prompts(
     assert (unknown["status"], "user" in unknown) == (401, False)
     assert "hello there" not in caplog.text
     assert key not in caplog.text
+
+
+@pytest.fixture
+def breaking() -> Iterator[FakeProviderServer]:
+    """A provider whose first answer breaks off."""
+    with FakeProviderServer(script=[Say(then=Cut()), Say("fine")]) as server:
+        yield server
+
+
+@pytest.mark.requirement("X-10")
+@pytest.mark.parametrize(
+    ("actual", "spent_usd"), [(None, 0.0), (Amounts(700_000), 0.0007), (Amounts(9_000_000), 0.009)]
+)
+async def test_broken_call_takes_what_it_held_until_a_person_resolves_its_bill(
+    breaking: FakeProviderServer, caplog: pytest.LogCaptureFixture, actual: Amounts | None, spent_usd: float
+) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    async with await open_stores("memory:") as stores, team(breaking, stores, owner_daily_usd=1) as gateway:
+        key = await gateway.key(limits={"max_cost_usd": "0.001"})
+        assert (await gateway.post(key, **{"x-penstock-run": "nightly:1"})).status_code == 502
+        assert (await gateway.post(key)).status_code == 402
+        ledger, key_id = AsyncLedger(stores.ledger), str(id_in(key.encode()))
+        (bill,) = await key_bills(ledger, key_id)
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        assert (bill.run, bill.day) == ("nightly:1", day)
+        assert bill.held.cost_nanos > 500_000
+        logged, _ = [getattr(one, logs.FIELDS) for one in caplog.records if one.getMessage() == "request"]
+        assert (logged["call"], logged["key"], logged["model"]) == (bill.call_id, key_id, "fake-1")
+        with pytest.raises(KeyBillNotFound):
+            await resolve_key_bill(ledger, "0123456789ab", bill.call_id, actual)
+        assert await resolve_key_bill(ledger, key_id, bill.call_id, actual) == []
+        with pytest.raises(KeyBillNotFound):
+            await resolve_key_bill(ledger, key_id, bill.call_id, actual)
+        for account in (key_account(key_id, day), f"user:ann:{day}"):
+            balance = stores.ledger.balance(account)
+            assert (balance.spent_usd, balance.unresolved_nanos) == (spent_usd, 0)
+        assert (await gateway.post(key)).status_code == (402 if actual else 200)
 
 
 async def test_key_calls_its_models_only(provider: FakeProviderServer) -> None:

@@ -35,6 +35,8 @@ BODIES: dict[str, Any] = {
     "POST /api/chats/{chat_id}/messages/{message_id}/edit": {"content": "else"},
     "POST /api/agents/{graph_id}/chat": {"content": "hi"},
     "POST /api/tokens": {"name": "carl", "another": True},
+    "POST /api/tokens/{token_id}/bills/resolve": {"call_id": "day:2026-11-19/x/n000002", "cost_usd": "0.02"},
+    "POST /api/tokens/{token_id}/bills/release": {"call_id": "day:2026-11-19/x/n000002"},
     "POST /v1/chat/completions": {"model": "chat", "messages": [{"role": "user", "content": "hi"}]},
     "POST /v1/responses": {"model": "chat", "input": "hi"},
     "POST /v1/embeddings": {"model": "chat", "input": "hi"},

@@ -243,6 +243,44 @@ async def test_spend_of_a_key_is_returned_for_each_of_the_last_days() -> None:
         assert (await root.get("/api/tokens/0123456789ab/spend")).status_code == 404
 
 
+async def broken_call(server: Served, key_id: str) -> str:
+    """Leave the bill of a call of the key unresolved; its id."""
+    ledger, day = server.stores.ledger, day_of(parts(server.app).now_ms())
+    run = f"gateway:{key_id}:nightly:{day}"
+    ledger.open_account(run, NO_LIMITS)
+    ledger.hold(f"{run}/0123456789ab-c0de/n000002", run, Amounts(50_000_000, 10, 90, 1))
+    ledger.leave_unresolved(f"{run}/0123456789ab-c0de/n000002")
+    return f"nightly:{day}/0123456789ab-c0de/n000002"
+
+
+@pytest.mark.requirement("X-10")
+@pytest.mark.parametrize(("action", "cost"), [("resolve", {"cost_usd": "0.02"}), ("release", {})])
+async def test_an_admin_lists_and_resolves_the_bills_of_a_key(action: str, cost: dict[str, str]) -> None:
+    async with served() as server, server.client("root") as root:
+        id, _ = await created(root, "ann", kind="gateway")
+        call = await broken_call(server, id)
+        listed = (await root.get(f"/api/tokens/{id}/bills")).json()
+        day = str(day_of(parts(server.app).now_ms()))
+        held = {"call_id": call, "run": "nightly", "day": day, "held_usd": 0.05, "held_tokens": 100}
+        assert listed == {"token_id": id, "bills": [held], "unresolved_usd": 0.05}
+        unknown = await root.post(f"/api/tokens/{id}/bills/{action}", json={"call_id": "else", **cost})
+        assert (unknown.status_code, "has no unresolved bill of call 'else'" in unknown.text) == (409, True)
+        resolved = await root.post(f"/api/tokens/{id}/bills/{action}", json={"call_id": call, **cost})
+        assert resolved.json() == {"token_id": id, "bills": [], "unresolved_usd": 0.0}
+        assert (await root.post(f"/api/tokens/{id}/bills/{action}", json={"call_id": call, **cost})).status_code == 409
+        (entry,) = (await root.get("/api/audit", params={"action": "bill"})).json()["entries"]
+        assert (entry["action"], entry["target"], entry["actor"], entry["owner"]) == (
+            f"bill.{action}",
+            id,
+            "root",
+            "ann",
+        )
+        assert entry["details"]["call_id"] == call
+        user, _ = await created(root, "carl")
+        assert (await root.get(f"/api/tokens/{user}/bills")).status_code == 409
+        assert (await root.get("/api/tokens/0123456789ab/bills")).status_code == 404
+
+
 async def test_a_user_has_one_team_at_a_time() -> None:
     async with served() as server, server.client("root") as root:
         id, _ = await created(root, "ann", kind="gateway", team="dams")

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from tools.adopt.judge import Verdict, judge, table
 from tools.adopt.probes import Line
 from tools.environments import ROOT, NotInstalled, environment, isolation, last_line, variables
+from tools.pages import write_part
 
 BUILD = ROOT / "build" / "adopt"
 PAGE = ROOT / "docs" / "existing-code.md"
-BEGIN, END = "<!-- adopt: begin -->", "<!-- adopt: end -->"
 MAX_PROGRAM_S = 420
 PENSTOCK_NEEDS = ("pydantic>=2.10", "httpx2>=2.16")
 
@@ -68,7 +68,7 @@ def main(names: list[str]) -> int:
         _write_results(results)
     rendered = table({name: (results[name].lines, results[name].problem) for name in FRAMEWORKS if name in results})
     print(rendered)
-    _write_page(rendered)
+    write_part(PAGE, "adopt", rendered)
     lines = [line for result in results.values() for line in result.lines]
     return int(any(judge(line) in (Verdict.LEAKS, Verdict.LATE) for line in lines))
 
@@ -108,12 +108,6 @@ def _write_results(results: dict[str, Result]) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     text = json.dumps({name: asdict(result) for name, result in results.items()}, indent=1)
     (BUILD / "results.json").write_text(text)
-
-
-def _write_page(rendered: str) -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{rendered}\n{END}{after}")
 
 
 def _text(output: str | bytes | None) -> str:

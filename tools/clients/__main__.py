@@ -1,23 +1,30 @@
 """Drive clients of many kinds, unmodified: against `penstock serve` with a scripted model, and through the gateway.
 
+What they have shown is written into docs/openai-api.md and docs/gateway.md.
+
     python -m tools.clients [NAME …]
 
 Served are a graph in JSON, an agent in Python and a graph in Python; each client of the server talks to both agents.
 `comparison` runs the programs of `programs/gateway/` with and without the gateway. Each client has an environment of
 its own below build/clients/, made on first use; those for Node need node and npm. A program prints one line for each
-thing it has shown, and fails if something is not so.
+thing it has shown, and fails if something is not so. Results of clients that are not named are those of the last time.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tools.clients import comparison
-from tools.clients.running import HERE, command_of, run_program
+from tools.clients.running import BUILD, HERE, command_of, run_program, versions
+from tools.environments import ROOT
+from tools.pages import write_part
 
+DOCS = ROOT / "docs"
+RESULTS = BUILD / "results.json"
 AGENTS = ("assistant", "helper")
 """A graph in JSON, and an agent in Python."""
 CLIENTS: dict[str, tuple[str, ...]] = {
@@ -38,12 +45,30 @@ def main(names: list[str]) -> int:
         known = ", ".join([*CLIENTS, *comparison.CLIENTS])
         print(f"no such client: {', '.join(sorted(unknown))}; there are {known}")
         return 2
-    failed = [name for name in chosen if name in comparison.CLIENTS and not comparison.compare(name)]
+    shown = {name: comparison.compare(name) for name in chosen if name in comparison.CLIENTS}
     if of_server := [name for name in chosen if name in CLIENTS]:
         with _serving() as url:
-            failed += [name for name in of_server if not _drive(name, f"{url}/v1")]
+            shown |= {name: _drive(name, f"{url}/v1") for name in of_server}
+    _write_tables(shown)
+    failed = [name for name, cells in shown.items() if cells is None]
     print("all clients passed" if not failed else f"failed: {', '.join(failed)}")
     return int(bool(failed))
+
+
+def _write_tables(shown: Mapping[str, list[str] | None]) -> None:
+    """Write what clients have shown into the pages; those that were not driven keep what they showed the last time."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, cells in shown.items():
+        packages = (CLIENTS | comparison.CLIENTS)[name]
+        known[name] = [f"failed: {name}"] if cells is None else [versions(name, packages), *cells]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(known, indent=1))
+    for page, clients, head in (
+        (DOCS / "openai-api.md", CLIENTS, ("client", "shown")),
+        (DOCS / "gateway.md", comparison.CLIENTS, ("client", "compared", "shown")),
+    ):
+        rows = [head, ("---",) * len(head), *(known.get(name, [f"not driven: {name}"]) for name in clients)]
+        write_part(page, "clients", "\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
 @contextmanager
@@ -65,13 +90,15 @@ def _serving() -> Iterator[str]:
             server.stdout.read()  # what it prints at its end
 
 
-def _drive(name: str, url: str) -> bool:
-    """Run the program with each agent, and return whether it passed."""
+def _drive(name: str, url: str) -> list[str] | None:
+    """Run the program with each agent; return what it has shown with every one, None if it failed."""
     command = command_of(name, CLIENTS[name])
+    if command is None:
+        return None
     env = {"OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1", "BASE_URL": url}
-    return command is not None and all(
-        run_program(f"{name}, {model}", command, {**env, "MODEL": model}) is not None for model in AGENTS
-    )
+    printed = [run_program(f"{name}, {model}", command, {**env, "MODEL": model}) for model in AGENTS]
+    lines = {text for text in printed if text is not None}
+    return None if None in printed or len(lines) != 1 else ["; ".join(lines.pop().splitlines())]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from typing import Any
 
 from penstock.testing.provider import FakeProviderServer, Hang, RefuseFree, Say, ToolCall, WireRequest
 from penstock.testing.provider.fates import Fate
-from tools.clients.running import BUILD, ROOT, command_of, run_program
+from tools.clients.running import BUILD, command_of, run_program
+from tools.environments import ROOT
 
 CLIENTS: dict[str, tuple[str, ...]] = {
     "gateway/openai_python": ("openai",),
@@ -61,11 +62,11 @@ def _fate(seen: Counter[str], request: WireRequest) -> Fate:
             return Say("a dam holds water back")
 
 
-def compare(name: str) -> bool:
-    """Run the program at the provider, and behind the gateway; return whether nothing differs."""
+def compare(name: str) -> list[str] | None:
+    """Run the program at the provider, and behind the gateway; return what it has shown, None if anything differs."""
     command = command_of(name, CLIENTS[name])
     if command is None:
-        return False
+        return None
     print(f"{name}: without the gateway")
     plain = _observed(name, command)
     record = BUILD / f"{name.replace('/', '_')}.json"
@@ -74,13 +75,15 @@ def compare(name: str) -> bool:
     wrapped = [sys.executable, "-m", "penstock.cli", "exec", *options, "--", *command]
     contained = _observed(name, wrapped, contained=True)
     if plain is None or contained is None:
-        return False
+        return None
     problems = [*_differences(plain, contained), *_wrong_refusals(name, record)]
     for problem in problems:
         print(f"{name}: {problem}")
-    if not problems:
-        print(f"{name}: the same {len(plain[1])} requests, the same output; each refusal was sent once")
-    return not problems
+    if problems:
+        return None
+    print(f"{name}: the same {len(plain[1])} requests, the same output; each refusal was sent once")
+    labels = [line.partition(":")[0] for line in plain[0].splitlines()]
+    return [f"{len(plain[1])} requests", "; ".join(dict.fromkeys(label for label in labels if label))]
 
 
 Observed = tuple[str, list[dict[str, Any]]]

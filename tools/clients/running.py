@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tools.environments import MAX_INSTALL_S, ROOT, NotInstalled, environment
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "clients"
 PROGRAMS = HERE / "programs"
 MAX_PROGRAM_S = 120
-MAX_INSTALL_S = 600
 
 
 def command_of(name: str, packages: tuple[str, ...]) -> list[str] | None:
@@ -23,9 +24,23 @@ def command_of(name: str, packages: tuple[str, ...]) -> list[str] | None:
         if (PROGRAMS / f"{name}.sh").exists():
             return ["sh", str(PROGRAMS / f"{name}.sh")]
         return _node(name, packages) if (PROGRAMS / f"{name}.mjs").exists() else _python(name, packages)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, NotInstalled) as error:
         print(f"{name}: not run: {getattr(error, 'stderr', None) or error}")
         return None
+
+
+def versions(name: str, packages: tuple[str, ...]) -> str:
+    """Return the packages of a program with the versions that are installed in its environment."""
+    folder = BUILD / name
+    if not packages:
+        return _run([name.rpartition("/")[2], "--version"]).split("(")[0].strip()
+    if (folder / "node_modules").exists():
+        manifests = [json.loads((folder / "node_modules" / one / "package.json").read_text()) for one in packages]
+        return "npm: " + ", ".join(f"{manifest['name']} {manifest['version']}" for manifest in manifests)
+    names = [re.split(r"[\[<>=]", one)[0] for one in packages]
+    look = "import sys, importlib.metadata as m; print(*[m.version(name) for name in sys.argv[1:]])"
+    found = _run([str(folder / "bin" / "python"), "-c", look, *names]).split()
+    return "Python: " + ", ".join(f"{one} {version}" for one, version in zip(names, found, strict=True))
 
 
 def run_program(name: str, command: list[str], env: Mapping[str, str]) -> str | None:
@@ -52,13 +67,7 @@ def run_program(name: str, command: list[str], env: Mapping[str, str]) -> str | 
 
 
 def _python(name: str, packages: tuple[str, ...]) -> list[str]:
-    folder = BUILD / name
-    python, stamp = folder / "bin" / "python", folder / "packages.txt"
-    if not stamp.exists() or tuple(stamp.read_text().split()) != packages:
-        uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-        _run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)])
-        _run([uv, "pip", "install", "--quiet", "--python", str(python), *packages])
-        stamp.write_text("\n".join(packages))
+    python = environment(BUILD / name, packages)
     return [str(python), "-P", str(PROGRAMS / f"{name}.py")]  # -P: programs have the names of packages
 
 
@@ -74,5 +83,6 @@ def _node(name: str, packages: tuple[str, ...]) -> list[str]:
     return ["node", str(folder / "program.mjs")]
 
 
-def _run(command: list[str], folder: Path | None = None) -> None:
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=MAX_INSTALL_S)
+def _run(command: list[str], folder: Path | None = None) -> str:
+    ended = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=MAX_INSTALL_S)
+    return ended.stdout

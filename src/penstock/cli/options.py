@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import typer
 from typer.models import OptionInfo
 
+from penstock.cli.exits import Refused
 from penstock.cli.values import amount, number, whole_number
 
 N = TypeVar("N", int, float)
@@ -164,6 +165,29 @@ def dollars(help: str, envvar: str | None = None) -> OptionInfo:
     """Return an option for an amount of US dollars; other values are rejected."""
     option: OptionInfo = typer.Option(parser=amount, metavar="USD", envvar=envvar, help=help)
     return option
+
+
+class BillAction(StrEnum):
+    """What to do with an unresolved bill."""
+
+    RESOLVE = "resolve"
+    RELEASE = "release"
+
+
+ActionOnBill = Annotated[
+    BillAction | None,
+    typer.Argument(metavar="ACTION", help="resolve a bill at its cost, or release it if the call cost nothing."),
+]
+CallWithBill = Annotated[str | None, typer.Argument(metavar="CALL", help="Id of the call, from the list.")]
+CostOfBill = Annotated[str | None, dollars("What the call really cost, to resolve it.")]
+
+
+def check_bill_arguments(command: str, action: BillAction | None, call: str | None, cost: str | None) -> None:
+    """Refuse arguments that name no bill, or do not say what is done with it; `command` lists the bills."""
+    if (action is None) != (call is None):
+        raise Refused(f"name the action and the call, such as: {command} resolve CALL --cost 0.02")
+    if (action is BillAction.RESOLVE) != (cost is not None):
+        raise Refused("resolve needs --cost, and only resolve takes it; to release a bill means that it cost nothing")
 
 
 MaxCost = Annotated[str, dollars("Default cost limit of a run.")]

@@ -134,6 +134,11 @@ class Amounts:
         ):
             _check_amounts(cost_nanos=cost_nanos, tokens_in=tokens_in, tokens_out=tokens_out, api_calls=api_calls)
 
+    @property
+    def has_bill(self) -> bool:
+        """Whether there is anything to pay: money or tokens."""
+        return bool(self.cost_nanos or self.tokens_in or self.tokens_out)
+
 
 DEFAULT_LEASE_S = 10.0
 DEFAULT_MAX_WAIT_S = 300.0

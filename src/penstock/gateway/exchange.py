@@ -74,13 +74,14 @@ async def exchange_model_call(
         finally:
             await response.aclose()
     finally:
-        _note_cost(exchange)
+        _note_cost(exchange, grant.calls)
 
 
-def _note_cost(exchange: Exchange) -> None:
-    """Note for the log what the call has cost, as far as it is known."""
+def _note_cost(exchange: Exchange, calls: str) -> None:
+    """Note for the log which call it was, and what it has cost as far as that is known."""
     call = exchange.call.record
     logs.note(
+        call=f"{calls}/{call.node_id}" if calls else None,
         cost_usd=None if call.cost_unknown else to_usd(call.cost or 0),
         tokens_in=call.tokens_in or 0,
         tokens_out=call.tokens_out or 0,

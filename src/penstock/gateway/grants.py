@@ -30,6 +30,8 @@ class Grant:
     models: tuple[str, ...] = ()
     """Patterns of the models that may be called, such as `gpt-*`; empty for all."""
     unknown_cost: UnknownCost = "count"
+    calls: str = ""
+    """Beginning of the ids of its calls, in the log and among the bills of its key."""
 
     def check(self, request: ModelRequest) -> None:
         """Raise Denied if the key does not allow the request."""

@@ -54,6 +54,11 @@ def run_account(key_id: str, run: str, day: date) -> str:
     return f"{GATEWAY_RUNS}{key_id}:{run}:{day}"
 
 
+def call_id_of(ledger_key: str) -> str:
+    """Return the id of a call of the gateway, without the key that has paid for it, from its key in the ledger."""
+    return ledger_key.removeprefix(GATEWAY_RUNS).partition(":")[2]
+
+
 def money(usd: Usd | None) -> Limits:
     """Return the limits of an account with this budget."""
     return NO_LIMITS if usd is None else Budget(max_cost_dollars=usd).limits()

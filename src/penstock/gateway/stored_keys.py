@@ -22,7 +22,7 @@ from penstock.containment.ledger import LedgerStore
 from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.gateway.grants import Grant, UnknownCost, wrong_key
-from penstock.gateway.key_accounts import GATEWAY_RUNS, KEYS, key_account, limit_on, money, run_account
+from penstock.gateway.key_accounts import GATEWAY_RUNS, KEYS, call_id_of, key_account, limit_on, money, run_account
 from penstock.gateway.wires import Denied
 from penstock.hosting.durability import ALL, OWNERS, TEAMS, day_of
 from penstock.hosting.tokens import TokenRecord, TokenStore, id_in
@@ -95,10 +95,10 @@ class StoredKeys:
         if not ID.fullmatch(name):
             raise Denied(400, f"X-Penstock-Run must be an id: {AN_ID}", code="invalid_run")
         settings = self._settings
-        run = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS))
+        run, shared = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS))
         logs.note(run_id=name)
         terms = Terms(run, settings.max_output_tokens, FLOOR)
-        return Grant(terms, tuple(record.models or ()), settings.unknown_cost)
+        return Grant(terms, tuple(record.models or ()), settings.unknown_cost, call_id_of(shared.prefix))
 
     async def _authenticate(self, secret: bytes) -> TokenRecord:
         id = id_in(secret)
@@ -130,7 +130,7 @@ class StoredKeys:
             self._known.popitem(last=False)
         return record
 
-    async def _run(self, key: TokenRecord, name: str, day: date) -> ExecutionContext:
+    async def _run(self, key: TokenRecord, name: str, day: date) -> tuple[ExecutionContext, SharedBudget]:
         """Return the run that pays, opened at its first request of the day."""
         account = run_account(key.id, name, day)
         found = self._runs.get(account)
@@ -141,7 +141,7 @@ class StoredKeys:
             found = self._runs[account] = self._new_run(account, key)
             await self._end_oldest()
         self._runs.move_to_end(account)
-        return found[0]
+        return found
 
     def _new_run(self, account: str, key: TokenRecord) -> tuple[ExecutionContext, SharedBudget]:
         prefix = f"{account}/{self.mark}-{secrets.token_hex(4)}"

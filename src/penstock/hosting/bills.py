@@ -140,7 +140,7 @@ class Bills:
             ledger = self._context.ledger
             held = await ledger.held(prefix) if run.status in RESTING else {}
             holds = {**await ledger.unresolved(prefix), **held}
-            return {key.removeprefix(prefix): held for key, held in holds.items() if _holds_something(held)}
+            return {key.removeprefix(prefix): held for key, held in holds.items() if held.has_bill}
 
         return await retry_unavailable(look, INTERACTIVE_ATTEMPTS)
 
@@ -260,10 +260,6 @@ def _place(call_id: str) -> Place:
     claim, _, node_id = call_id.partition("/")
     epoch, _, _ = claim.partition("-")
     return int(epoch) if epoch.isascii() and epoch.isdigit() else 0, node_id.partition("/")[0]
-
-
-def _holds_something(held: Amounts) -> bool:
-    return bool(held.cost_nanos or held.tokens_in or held.tokens_out)
 
 
 def _check_resting(run: RunRecord) -> None:

@@ -45,6 +45,8 @@ ACTIONS: Mapping[str, Mapping[str, str]] = {
     "/api/attachments/{attachment_id}": {"DELETE": "attachment.delete"},
     "/api/tokens": {"POST": "token.create"},
     "/api/tokens/{token_id}/revoke": {"POST": "token.revoke"},
+    "/api/tokens/{token_id}/bills/resolve": {"POST": "bill.resolve"},
+    "/api/tokens/{token_id}/bills/release": {"POST": "bill.release"},
     "/api/people/{name}/export": {"GET": "person.export"},
     "/api/people/{name}/erase": {"POST": "person.erase"},
     "/v1/responses/{response_id}": {"DELETE": "response.delete"},

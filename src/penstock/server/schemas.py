@@ -332,19 +332,32 @@ ResolvedMoney = Annotated[
 ]
 
 
-class ReleaseBill(Body):
-    """An unresolved bill whose call cost nothing."""
+class BillOfKey(Body):
+    """An unresolved bill of a gateway key whose call cost nothing."""
 
     call_id: CallId
+
+
+class ReleaseBill(BillOfKey):
+    """An unresolved bill whose call cost nothing."""
+
     by: Person = None
 
 
-class ResolveBill(ReleaseBill):
-    """What the call of an unresolved bill really cost."""
+class BillCost(Body):
+    """What a call really cost."""
 
     cost_usd: ResolvedMoney = Field(description="US dollars, as a decimal string or a number", examples=["0.02"])
     tokens_in: Count = 0
     tokens_out: Count = 0
+
+
+class CostOfKey(BillCost, BillOfKey):
+    """What the call of an unresolved bill of a gateway key really cost."""
+
+
+class ResolveBill(BillCost, ReleaseBill):
+    """What the call of an unresolved bill really cost."""
 
 
 class BillShown(Shown):

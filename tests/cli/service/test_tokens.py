@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from penstock.containment.ledger import Amounts
+from penstock.containment.limits import NO_LIMITS
 from penstock.server.tokens import StoredTokens
 from penstock.storage import open_stores
 from tests.cli.conftest import Penstock
@@ -63,3 +65,50 @@ def test_a_database_in_memory_or_none_is_refused(penstock: Penstock) -> None:
     assert "lost with the process" in penstock("tokens", "list", "--db", "memory:").err
     assert "--db" in penstock("tokens", "list").err
     assert "no tokens in this database" in penstock("tokens", "list", *DB).out
+
+
+def leave_bill(key_id: str) -> str:
+    """Leave the bill of a call of the key unresolved; its id."""
+
+    async def act() -> str:
+        async with await open_stores(DB[1]) as stores:
+            run = f"gateway:{key_id}:day:2026-11-19"
+            stores.ledger.open_account(run, NO_LIMITS)
+            stores.ledger.hold(f"{run}/0123456789ab-c0de/n000002", run, Amounts(50_000_000, 10, 90, 1))
+            stores.ledger.leave_unresolved(f"{run}/0123456789ab-c0de/n000002")
+            return "day:2026-11-19/0123456789ab-c0de/n000002"
+
+    return asyncio.run(act())
+
+
+def test_bills_of_gateway_keys_are_listed_and_resolved(penstock: Penstock) -> None:
+    assert penstock("tokens", "create", "ann", "--gateway", *DB).code == 0
+    assert penstock("tokens", "bills", *DB).out == "no gateway key has unresolved bills: nothing to resolve\n"
+    id = json.loads(penstock("tokens", "list", "--json", *DB).out)[0]["id"]
+    call = leave_bill(id)
+    (bill,) = json.loads(penstock("tokens", "bills", "--json", *DB).out)
+    assert (bill["key"], bill["name"], bill["run"], bill["held"], bill["call"]) == (id, "ann", "day", "$0.05", call)
+    assert call in penstock("tokens", "bills", id, *DB).out
+    ended = penstock("tokens", "bills", id, "resolve", call, "--cost", "0.02", *DB)
+    assert ended.out == f"{id}: bill of call {call} resolved at $0.02; unresolved bills left: 0\n"
+    assert penstock("tokens", "bills", id, *DB).out == f"{id} has no unresolved bills: nothing to resolve\n"
+    again = penstock("tokens", "bills", id, "release", call, *DB)
+    assert (again.code, "has no unresolved bill of call" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("0123456789ab",), 2, "there is no token '0123456789ab'"),
+        (("USER",), 64, "is no gateway key; list the bills of runs with: penstock runs bills"),
+        (("USER", "release"), 64, "name the action and the call"),
+        (("USER", "resolve", "CALL"), 64, "resolve needs --cost"),
+    ],
+)
+def test_bills_that_are_not_there_are_refused(
+    penstock: Penstock, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    assert penstock("tokens", "create", "ann", *DB).code == 0
+    id = json.loads(penstock("tokens", "list", "--json", *DB).out)[0]["id"]
+    ended = penstock("tokens", "bills", *(id if one == "USER" else one for one in arguments), *DB)
+    assert (ended.code, ended.out, says in ended.err) == (code, "", True), ended.err

@@ -10,10 +10,12 @@ import pytest
 
 from penstock.agents.model import ModelRequest
 from penstock.agents.scripted import ScriptedModel
+from penstock.containment.limits import NO_LIMITS
 from penstock.hosting.durability import ALL
 from penstock.hosting.host import HostSettings
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
+from penstock.server.tokens import create_token
 from tests.hosting.graphs import graph
 from tests.server.served import Served, served
 
@@ -189,6 +191,18 @@ async def test_budgets_of_the_day_have_what_is_spent_held_and_left() -> None:
         resets = datetime.fromtimestamp(shown["resets_ms"] / 1_000, UTC)
         assert resets == datetime.combine(date.fromisoformat(shown["day"]) + timedelta(days=1), resets.min.time(), UTC)
         assert shown["now_ms"] < shown["resets_ms"]
+
+
+async def test_budgets_of_the_day_include_owners_and_teams_of_gateway_keys() -> None:
+    async with serving(owner_daily_usd="1") as server:
+        record, _ = create_token("carl", "user", by="root", now_ms=1, kind="gateway", team="dams")
+        await server.stores.tokens.add(record)
+        shown = (await got(server, "/api/budgets"))["budgets"]
+        day = (await got(server, "/api/budgets"))["day"]
+        assert [(one["level"], one["name"]) for one in shown] == [("all", ""), ("owner", "carl")]
+        await asyncio.to_thread(server.stores.ledger.open_account, f"team:dams:{day}", NO_LIMITS)
+        shown = (await got(server, "/api/budgets"))["budgets"]
+        assert [(one["level"], one["name"]) for one in shown] == [("all", ""), ("team", "dams"), ("owner", "carl")]
 
 
 async def test_without_daily_budgets_there_are_none() -> None:

@@ -40,9 +40,11 @@ async def main() -> None:
             pass
         assert streamed.final_output == "In Rome: sunny in Rome.", streamed.final_output
         print(f"function tools, {api}, streamed")
-        typed = await Runner.run(Agent("typed", model=model, output_type=Weather), "How is the weather?")
+        typed = await Runner.run(
+            Agent("typed", model=model, tools=[weather], output_type=Weather), "How is the weather?"
+        )
         assert typed.final_output == Weather(city="Rome", celsius=21), typed.final_output
-        print(f"output_type, {api}")
+        print(f"output_type with tools, {api}")
 
 
 asyncio.run(main())

@@ -1,6 +1,6 @@
 // Vercel's ai package: generateObject, and tools in several steps, over three of its providers' APIs.
 import assert from "node:assert";
-import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
+import { generateObject, generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { z } from "zod";
@@ -31,6 +31,12 @@ for (const [name, model] of Object.entries(models)) {
   assert.equal(text, "In Rome: sunny in Rome.");
   assert.equal(steps.length, 2);
   console.log(`generateText with tools, ${name}`);
+  const typed = await generateText({
+    model, tools, prompt, output: Output.object({ schema }), stopWhen: stepCountIs(5),
+  });
+  assert.deepEqual(typed.output, { city: "Rome", celsius: 21 });
+  assert.equal(typed.steps.length, 2);
+  console.log(`an object with tools, ${name}`);
   const stream = streamText({ model, tools, prompt, stopWhen: stepCountIs(5) });
   assert.equal(await stream.text, "In Rome: sunny in Rome.");
   console.log(`streamText with tools, ${name}`);

@@ -10,7 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.exits import Exit, Failed, NotFound, Refused
-from penstock.cli.options import URL, AsJson, Token, Url, dollars, numeric
+from penstock.cli.options import (
+    URL,
+    ActionOnBill,
+    AsJson,
+    CallWithBill,
+    CostOfBill,
+    Token,
+    Url,
+    check_bill_arguments,
+    dollars,
+    numeric,
+)
 from penstock.cli.remote.completions import complete_graph, complete_run
 from penstock.cli.remote.render import (
     about,
@@ -58,13 +69,6 @@ class Verdict(StrEnum):
 
     YES = "yes"
     NO = "no"
-
-
-class BillAction(StrEnum):
-    """What to do with an unresolved bill."""
-
-    RESOLVE = "resolve"
-    RELEASE = "release"
 
 
 RUN_HELP = "Id of the run, or a part of it that no other run has."
@@ -350,12 +354,9 @@ def bills(
             parser=identifier, metavar="RUN", help="Id of the run; without it, list runs.", autocompletion=complete_run
         ),
     ] = None,
-    action: Annotated[
-        BillAction | None,
-        typer.Argument(metavar="ACTION", help="resolve a bill at its cost, or release it if the call cost nothing."),
-    ] = None,
-    call: Annotated[str | None, typer.Argument(metavar="CALL", help="Id of the call, from the list.")] = None,
-    cost: Annotated[str | None, dollars("What the call really cost, to resolve it.")] = None,
+    action: ActionOnBill = None,
+    call: CallWithBill = None,
+    cost: CostOfBill = None,
     by: Annotated[
         str | None, typer.Option(metavar="NAME", help="Your name, stored with the run; with a token, the token's name.")
     ] = None,
@@ -380,10 +381,7 @@ def bills(
     Exit codes:
       0 ok, also without bills   2 the server refused or failed   64 wrong command line
     """
-    if (action is None) != (call is None):
-        raise Refused("name the action and the call, such as: penstock runs bills RUN resolve CALL --cost 0.02")
-    if (action is BillAction.RESOLVE) != (cost is not None):
-        raise Refused("resolve needs --cost, and only resolve takes it; to release a bill means that it cost nothing")
+    check_bill_arguments("penstock runs bills RUN", action, call, cost)
     if action is None and by is not None:
         raise Refused("--by is for resolve and release")
     with _server(url, token) as server:

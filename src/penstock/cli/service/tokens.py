@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.exits import Exit, Refused
-from penstock.cli.options import Database, dollars
+from penstock.cli.options import (
+    ActionOnBill,
+    CallWithBill,
+    CostOfBill,
+    Database,
+    check_bill_arguments,
+    dollars,
+)
 from penstock.cli.render.screen import print_text, printable, write
+from penstock.cli.render.text import dollars as shown_dollars
 from penstock.cli.service.stored import moment, now_ms, on_stores, person, record_audit, table
 from penstock.money import Usd, format_usd, to_nanos
 
@@ -23,6 +32,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 COLUMNS = ("id", "name", "role", "kind", "state", "created", "expires", "last used", "note")
 KEY_COLUMNS = ("id", "name", "team", "state", "daily", "whole", "spent today", "held", "unresolved", "left", "models")
+BILL_COLUMNS = ("key", "name", "day", "run", "held", "call")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -183,6 +193,92 @@ def revoke(
     was_revoked, token = on_stores(db, "tokens", act)
     print_text(f"{token.id} of {printable(token.name)}: {'was revoked before' if was_revoked else 'revoked'}")
     return Exit.OK
+
+
+@app.command()
+def bills(
+    token_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Id of the gateway key; without it, list the bills of all keys.")
+    ] = None,
+    action: ActionOnBill = None,
+    call: CallWithBill = None,
+    cost: CostOfBill = None,
+    as_json: AsJson = False,
+    db: Database = None,
+) -> int:
+    """List the unresolved bills of gateway keys, or resolve one.
+
+    A call whose answer broke off, or whose client disconnected, may have been billed, so the amount held for it stays
+    taken from the budgets of its key. Look up what it cost (the log of the gateway has its model and time, under the
+    same id), and resolve its bill at that amount, or release it if it cost nothing.
+
+    \b
+    Examples:
+      penstock tokens bills --db sqlite:///penstock.db
+      penstock tokens bills 0123456789ab --db sqlite:///penstock.db
+      penstock tokens bills 0123456789ab resolve CALL --cost 0.02 --db sqlite:///penstock.db
+      penstock tokens bills 0123456789ab release CALL --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 ok, also without bills   2 refused, or the database cannot be used   64 wrong command line
+    """
+    check_bill_arguments("penstock tokens bills ID", action, call, cost)
+    if action is not None:
+        left = on_stores(db, "tokens", partial(_resolve, str(token_id), str(call), cost))
+        done = "released" if cost is None else f"resolved at {shown_dollars(cost)}"
+        print_text(f"{token_id}: bill of call {printable(str(call))} {done}; unresolved bills left: {left}")
+        return Exit.OK
+    rows = on_stores(db, "tokens", partial(_bill_rows, token_id))
+    if as_json:
+        print_text(json.dumps([dict(zip(BILL_COLUMNS, row, strict=True)) for row in rows], indent=2))
+    elif not rows:
+        print_text(
+            f"{token_id or 'no gateway key'} has {'no ' if token_id else ''}unresolved bills: nothing to resolve"
+        )
+    else:
+        print_text("\n".join(table([BILL_COLUMNS, *rows])))
+    return Exit.OK
+
+
+async def _bill_rows(token_id: str | None, stores: Stores) -> list[tuple[str, ...]]:
+    from penstock.gateway.key_bills import key_bills
+    from penstock.runtime.durable.async_ledger import AsyncLedger
+    from penstock.server.tokens import all_tokens
+
+    named = None if token_id is None else [await _gateway_key(stores, token_id)]
+    keys = named or [key async for key in all_tokens(stores.tokens, "gateway")]
+    ledger = AsyncLedger(stores.ledger)
+    return [
+        (key.id, key.name, str(bill.day), bill.run, format_usd(bill.held.cost_nanos), bill.call_id)
+        for key in keys
+        for bill in await key_bills(ledger, key.id)
+    ]
+
+
+async def _resolve(token_id: str, call: str, cost: str | None, stores: Stores) -> int:
+    """Resolve a bill, or release it without a cost; return how many are left."""
+    from penstock.containment.ledger import Amounts
+    from penstock.gateway.key_bills import resolve_key_bill
+    from penstock.runtime.durable.async_ledger import AsyncLedger
+
+    key = await _gateway_key(stores, token_id)
+    actual = None if cost is None else Amounts(to_nanos(cost))
+    left = await resolve_key_bill(AsyncLedger(stores.ledger), key.id, call, actual)
+    action = "bill.release" if cost is None else "bill.resolve"
+    await record_audit(stores, action, key.id, key.name, call_id=call, cost_usd=cost)
+    return len(left)
+
+
+async def _gateway_key(stores: Stores, token_id: str) -> TokenRecord:
+    from penstock.hosting.tokens import TokenNotFound
+
+    key = await stores.tokens.get(token_id)
+    if key is None:
+        raise TokenNotFound(token_id)
+    if key.kind != "gateway":
+        raise Refused(f"{token_id} is no gateway key; list the bills of runs with: penstock runs bills")
+    return key
 
 
 async def _token_rows(stores: Stores) -> list[tuple[str, ...]]:

@@ -250,7 +250,9 @@ async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
     day = day_of(now_ms)
     owners, teams = [user.name], list[str]()
     if user.is_admin:
-        owners, teams = await _owners(service, day), await _teams(service)
+        keys = await service.stores.tokens.list(kinds=("gateway",), limit=MAX_OWNERS)
+        owners = await _owners(service, day, {key.name for key in keys})
+        teams = sorted({key.team for key in keys if key.team})
     found = await service.host.budgets_of_day(day, owners, teams)
     midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)
     return BudgetsOfDay(
@@ -390,18 +392,13 @@ async def _unresolved(
     return MoneyUnresolved(runs=len(runs), held_usd=to_usd(sum(run.unresolved_nanos for run in runs)))
 
 
-async def _owners(service: ServerState, day: date) -> list[str]:
-    """Return who has spent today, or is spending."""
+async def _owners(service: ServerState, day: date, of_keys: set[str]) -> list[str]:
+    """Return who has spent in runs today, or is spending, and the owners of gateway keys."""
     number = (day - EPOCH).days
     spent = await service.stores.spending.sums(["owner"], SpendingFilter(number, number), limit=MAX_OWNERS)
     running = await service.stores.runs.list(statuses=CLAIMED, limit=MAX_OWNERS)
     names = {row.owner for row in spent if row.owner is not None} | {run.owner for run in running}
-    return sorted(names)[:MAX_OWNERS]
-
-
-async def _teams(service: ServerState) -> list[str]:
-    keys = await service.stores.tokens.list(kinds=("gateway",), limit=MAX_OWNERS)
-    return sorted({key.team for key in keys if key.team})
+    return sorted(names | of_keys)[:MAX_OWNERS]
 
 
 async def _bills_of(service: ServerState, run: RunRecord) -> RunBills:

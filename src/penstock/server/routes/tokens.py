@@ -11,16 +11,18 @@ from fastapi import APIRouter, Query
 from pydantic import Field, model_validator
 from starlette.requests import Request
 
+from penstock.containment.ledger import Amounts
 from penstock.errors import LedgerUnavailable
 from penstock.gateway.key_accounts import KeySpend, days_until, spend_on
+from penstock.gateway.key_bills import KeyBill, key_bills, resolve_key_bill
 from penstock.hosting.durability import day_of
 from penstock.hosting.tokens import TokenKind, TokenNotFound, TokenRecord, TokenRole
-from penstock.money import to_usd
+from penstock.money import to_nanos, to_usd
 from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.server.audit import note
 from penstock.server.auth import Token, format_time
 from penstock.server.errors import ApiError
-from penstock.server.schemas import Body, Money, Shown
+from penstock.server.schemas import BillOfKey, Body, CostOfKey, Money, Shown
 from penstock.server.state import KNOWN_QUERY, CurrentUser, PageSize, PathId, QueryId, ServerState, Service
 from penstock.server.tokens import MAX_NOTE, check_team, create_token
 
@@ -130,6 +132,40 @@ class SpendShown(Shown):
     days: list[DaySpend]
 
 
+class KeyBillShown(Shown):
+    """A call of a gateway key whose bill is unknown, and what is held for it."""
+
+    call_id: str = Field(description="Its id; the log of the gateway has the model and the time under the same id")
+    run: str = Field(description="The run that the request named; `day` if it named none")
+    day: date = Field(description="The day (UTC) to whose budgets it belongs")
+    held_usd: float
+    held_tokens: int
+
+
+class KeyBillList(Shown):
+    """The unresolved bills of a gateway key, those of the earliest day first, and what they hold together."""
+
+    token_id: str
+    bills: list[KeyBillShown]
+    unresolved_usd: float
+
+    @classmethod
+    def of(cls, key: TokenRecord, bills: Sequence[KeyBill]) -> KeyBillList:
+        """Convert the bills of a key."""
+        shown = [
+            KeyBillShown(
+                call_id=bill.call_id,
+                run=bill.run,
+                day=bill.day,
+                held_usd=to_usd(bill.held.cost_nanos),
+                held_tokens=bill.held.tokens_in + bill.held.tokens_out,
+            )
+            for bill in bills
+        ]
+        held_nanos = sum(bill.held.cost_nanos for bill in bills)
+        return cls(token_id=key.id, bills=shown, unresolved_usd=to_usd(held_nanos))
+
+
 class TokenShown(Shown):
     """A token, without its secret."""
 
@@ -192,13 +228,32 @@ async def list_tokens(
 @router.get("/{token_id}/spend")
 async def spend(token_id: PathId, service: Service, days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 30) -> SpendShown:
     """Return what a gateway key has spent on each of the last days (UTC), today included."""
-    key = await service.stores.tokens.get(token_id)
-    if key is None:
-        raise TokenNotFound(token_id)
-    if key.kind != "gateway":
-        raise ApiError(409, "this is no gateway key; the costs of its user are in the list of runs")
+    key = await _found_key(service, token_id)
     ledger, wanted = AsyncLedger(service.stores.ledger), days_until(key, day_of(service.now_ms()))[-days:]
     return SpendShown(token_id=token_id, days=[DaySpend.of(await spend_on(ledger, key, day)) for day in wanted])
+
+
+@router.get("/{token_id}/bills")
+async def bills(token_id: PathId, service: Service) -> KeyBillList:
+    """List the calls of a gateway key whose bill is unknown: their holds stay taken until each is resolved."""
+    key = await _found_key(service, token_id)
+    return KeyBillList.of(key, await key_bills(AsyncLedger(service.stores.ledger), key.id))
+
+
+@router.post("/{token_id}/bills/resolve")
+async def resolve_bill(token_id: PathId, body: CostOfKey, service: Service) -> KeyBillList:
+    """Settle an unresolved bill of a gateway key at what its call cost; return the bills that are left.
+
+    The amount may be more than the hold. The audit log records who did it. 409 if the key has no such bill.
+    """
+    cost = Amounts(to_nanos(body.cost_usd, "cost_usd"), body.tokens_in, body.tokens_out)
+    return await _resolved(service, token_id, body.call_id, cost)
+
+
+@router.post("/{token_id}/bills/release")
+async def release_bill(token_id: PathId, body: BillOfKey, service: Service) -> KeyBillList:
+    """Release an unresolved bill of a gateway key, whose call cost nothing; return the bills that are left."""
+    return await _resolved(service, token_id, body.call_id, None)
 
 
 @router.post("", status_code=201)
@@ -253,6 +308,24 @@ async def revoke(token_id: PathId, request: Request, service: Service, user: Cur
     service.tokens.forget(revoked.id)
     note(owner=revoked.name)
     return await _shown(service, revoked, own)
+
+
+async def _found_key(service: ServerState, token_id: str) -> TokenRecord:
+    """Return a gateway key; raise TokenNotFound, or ApiError for the token of a user."""
+    key: TokenRecord | None = await service.stores.tokens.get(token_id)
+    if key is None:
+        raise TokenNotFound(token_id)
+    if key.kind != "gateway":
+        raise ApiError(409, "this is no gateway key; the costs of its user are in the list of runs")
+    return key
+
+
+async def _resolved(service: ServerState, token_id: str, call_id: str, actual: Amounts | None) -> KeyBillList:
+    key = await _found_key(service, token_id)
+    cost_usd = None if actual is None else to_usd(actual.cost_nanos)
+    note(owner=key.name, call_id=call_id, cost_usd=cost_usd)
+    left = await resolve_key_bill(AsyncLedger(service.stores.ledger), key.id, call_id, actual)
+    return KeyBillList.of(key, left)
 
 
 async def _shown(service: ServerState, token: TokenRecord, own: Token | None) -> TokenShown:

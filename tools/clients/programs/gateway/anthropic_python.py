@@ -4,6 +4,13 @@ import os
 import sys
 
 import anthropic
+from pydantic import BaseModel
+
+
+class City(BaseModel):
+    city: str
+    celsius: int
+
 
 TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {}}}]
 
@@ -14,19 +21,21 @@ def body(content, **more):
 
 with anthropic.Anthropic() as client:
     message = client.messages.create(**body("hello"))
-    print("messages", message.content[0].text, message.usage.output_tokens)
+    print("messages:", message.content[0].text, message.usage.output_tokens)
     with client.messages.stream(**body("hello")) as stream:
-        print("messages, streamed", stream.get_final_text())
+        print("messages, streamed:", stream.get_final_text())
     asked = client.messages.create(**body("weather", tools=TOOLS))
-    print("tools", [block.input for block in asked.content if block.type == "tool_use"])
+    print("tools:", [block.input for block in asked.content if block.type == "tool_use"])
+    typed = client.messages.parse(**body("json"), output_format=City)
+    print("structured output:", typed.parsed_output)
     counted = body("hello")
     del counted["max_tokens"]
-    print("count_tokens", client.messages.count_tokens(**counted).input_tokens)
+    print("count_tokens:", client.messages.count_tokens(**counted).input_tokens)
     try:
         client.messages.create(**body("wrong"))
     except anthropic.BadRequestError:
         print("error of the provider")
-    print("retries", len(client.messages.create(**body("busy")).content))
+    print("retries:", len(client.messages.create(**body("busy")).content))
     with client.messages.create(**body("hang", stream=True)) as leaving:
         next(event for event in leaving if event.type == "content_block_delta")
     print("disconnect")

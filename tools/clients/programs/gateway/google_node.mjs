@@ -7,16 +7,16 @@ const model = "fake-1";
 const tools = [{ functionDeclarations: [{ name: "weather", parametersJsonSchema: { type: "object", properties: {} } }] }];
 
 const answer = await client.models.generateContent({ model, contents: "hello" });
-console.log("generateContent", answer.text, answer.usageMetadata.totalTokenCount);
+console.log("generateContent:", answer.text, answer.usageMetadata.totalTokenCount);
 let text = "";
 for await (const chunk of await client.models.generateContentStream({ model, contents: "hello" })) text += chunk.text ?? "";
-console.log("generateContentStream", text);
+console.log("generateContentStream:", text);
 const asked = await client.models.generateContent({ model, contents: "weather", config: { tools } });
-console.log("tools", JSON.stringify(asked.functionCalls[0].args));
+console.log("tools:", JSON.stringify(asked.functionCalls[0].args));
 const config = { responseMimeType: "application/json", responseJsonSchema: { type: "object" } };
-console.log("structured output", JSON.parse((await client.models.generateContent({ model, contents: "json", config })).text).city);
-console.log("countTokens", (await client.models.countTokens({ model, contents: "hello" })).totalTokens > 0);
-console.log("embedContent", (await client.models.embedContent({ model, contents: ["a"] })).embeddings.length);
+console.log("structured output:", JSON.parse((await client.models.generateContent({ model, contents: "json", config })).text).city);
+console.log("countTokens:", (await client.models.countTokens({ model, contents: "hello" })).totalTokens > 0);
+console.log("embedContent:", (await client.models.embedContent({ model, contents: ["a"] })).embeddings.length);
 await assert.rejects(client.models.generateContent({ model, contents: "wrong" }), { status: 400 });
 console.log("error of the provider");
 if (process.env.PENSTOCK_GATEWAY_URL) {

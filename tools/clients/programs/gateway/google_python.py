@@ -13,19 +13,19 @@ WEATHER = types.FunctionDeclaration(name="weather", parameters_json_schema={"typ
 client = genai.Client()
 generate = client.models.generate_content
 answer = generate(model=MODEL, contents="hello")
-print("generate_content", answer.text, answer.usage_metadata.total_token_count)
+print("generate_content:", answer.text, answer.usage_metadata.total_token_count)
 stream = client.models.generate_content_stream(model=MODEL, contents="hello")
-print("generate_content_stream", "".join(chunk.text or "" for chunk in stream))
+print("generate_content_stream:", "".join(chunk.text or "" for chunk in stream))
 tools = types.GenerateContentConfig(tools=[types.Tool(function_declarations=[WEATHER])])
-print("tools", generate(model=MODEL, contents="weather", config=tools).function_calls[0].args)
+print("tools:", generate(model=MODEL, contents="weather", config=tools).function_calls[0].args)
 typed = types.GenerateContentConfig(response_mime_type="application/json", response_json_schema={"type": "object"})
-print("structured output", json.loads(generate(model=MODEL, contents="json", config=typed).text)["city"])
-print("count_tokens", client.models.count_tokens(model=MODEL, contents="hello").total_tokens > 0)
-print("embed_content", len(client.models.embed_content(model=MODEL, contents=["a"]).embeddings))
+print("structured output:", json.loads(generate(model=MODEL, contents="json", config=typed).text)["city"])
+print("count_tokens:", client.models.count_tokens(model=MODEL, contents="hello").total_tokens > 0)
+print("embed_content:", len(client.models.embed_content(model=MODEL, contents=["a"]).embeddings))
 try:
     generate(model=MODEL, contents="wrong")
 except errors.ClientError as error:
-    print("error of the provider", error.code)
+    print("error of the provider:", error.code)
 if "PENSTOCK_GATEWAY_URL" in os.environ:
     try:
         generate(model="dear-1", contents="hello")

@@ -8,6 +8,7 @@ import litellm
 litellm.suppress_debug_info = True
 MODELS = ("openai/fake-1", "anthropic/fake-1", "gemini/fake-1")
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+SCHEMA = {"name": "city", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 
 def said(content):
@@ -15,16 +16,17 @@ def said(content):
 
 
 for model in MODELS:
+    api = model.partition("/")[0]
     answer = litellm.completion(model, said("hello"), max_tokens=50)
-    print("completion", model, answer.choices[0].message.content, answer.usage.total_tokens)
+    print(f"completion, {api}:", answer.choices[0].message.content, answer.usage.total_tokens)
     stream = litellm.completion(model, said("hello"), max_tokens=50, stream=True)
-    print("completion, streamed", model, "".join(chunk.choices[0].delta.content or "" for chunk in stream))
+    print(f"completion, streamed, {api}:", "".join(chunk.choices[0].delta.content or "" for chunk in stream))
     asked = litellm.completion(model, said("weather"), max_tokens=50, tools=TOOLS)
-    print("tools", model, asked.choices[0].message.tool_calls[0].function.arguments)
+    print(f"tools, {api}:", asked.choices[0].message.tool_calls[0].function.arguments)
     try:
         litellm.completion(model, said("wrong"), max_tokens=50)
     except litellm.BadRequestError:
-        print("error of the provider", model)
+        print(f"error of the provider, {api}")
     if "PENSTOCK_GATEWAY_URL" in os.environ:
         try:
             litellm.completion(model.replace("fake", "dear"), said("hello"), max_tokens=50)
@@ -32,4 +34,8 @@ for model in MODELS:
         except Exception as error:  # its class depends on the API
             if getattr(error, "status_code", None) != 402:
                 raise
-print("embedding", len(litellm.embedding("openai/fake-1", ["a", "b"]).data))
+typed = litellm.completion(
+    MODELS[0], said("json"), max_tokens=50, response_format={"type": "json_schema", "json_schema": SCHEMA}
+)
+print("structured output, openai:", typed.choices[0].message.content)
+print("embedding:", len(litellm.embedding("openai/fake-1", ["a", "b"]).data))

@@ -6,6 +6,7 @@ import { anthropic as fromEnvironment, createAnthropic } from "@ai-sdk/anthropic
 import { createGoogleGenerativeAI } from "@ai-sdk/google";
 import { z } from "zod";
 
+globalThis.AI_SDK_LOG_WARNINGS = false;
 // It adds no version to the address of the environment, which other clients do: the gateway serves both.
 const anthropic = process.env.PENSTOCK_GATEWAY_URL
   ? fromEnvironment
@@ -22,13 +23,13 @@ const tools = { weather: tool({ description: "weather", inputSchema: z.object({}
 
 for (const [name, of] of Object.entries(models)) {
   const model = of("fake-1");
-  console.log(`generateText, ${name}`, (await generateText({ model, prompt: "hello" })).text);
-  console.log(`streamText, ${name}`, await streamText({ model, prompt: "hello" }).text);
+  console.log(`generateText, ${name}:`, (await generateText({ model, prompt: "hello" })).text);
+  console.log(`streamText, ${name}:`, await streamText({ model, prompt: "hello" }).text);
   const { toolCalls } = await generateText({ model, prompt: "weather", tools });
-  console.log(`tools, ${name}`, JSON.stringify(toolCalls[0].input));
+  console.log(`tools, ${name}:`, JSON.stringify(toolCalls[0].input));
   if (name !== "anthropic") {
     const schema = z.object({ city: z.string(), celsius: z.number().int() });
-    console.log(`generateObject, ${name}`, (await generateObject({ model, prompt: "json", schema })).object.city);
+    console.log(`generateObject, ${name}:`, (await generateObject({ model, prompt: "json", schema })).object.city);
   }
   await assert.rejects(generateText({ model, prompt: "wrong" }), { statusCode: 400 });
   console.log(`error of the provider, ${name}`);
@@ -37,4 +38,4 @@ for (const [name, of] of Object.entries(models)) {
   }
 }
 const { embeddings } = await embedMany({ model: openai.embedding("fake-1"), values: ["a", "b"] });
-console.log("embedMany", embeddings.length);
+console.log("embedMany:", embeddings.length);
