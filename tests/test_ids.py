@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from uuid import RFC_4122, UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,12 +52,12 @@ def test_any_text_is_the_one_id_of_its_call_or_a_key_error(text: str) -> None:
     assert call_id(number) == text
 
 
-def test_run_ids_are_fresh_and_sort_by_the_millisecond_they_were_made_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ids_are_fresh_and_sort_by_the_time_they_were_made_at(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    for millisecond in (1_767_225_600_000, 1_767_225_600_001, 2**47):
-        monkeypatch.setattr("time.time_ns", lambda now=millisecond: now * 1_000_000)
+    for nanosecond in (1_767_225_600_000_000_000, 1_767_225_600_000_000_001, 1_767_225_600_000_999_999, 2**67):
+        monkeypatch.setattr("time.time_ns", lambda now=nanosecond: now)
         made.append([new_run_id() for _ in range(1_000)])
-    assert len({run_id for ids in made for run_id in ids}) == 3_000
-    assert max(made[0]) < min(made[1])
-    assert max(made[1]) < min(made[2])
-    assert {len(run_id) for ids in made for run_id in ids} == {4 + 12 + 20}
+    assert len({run_id for ids in made for run_id in ids}) == 4_000
+    for earlier, later in pairwise(made):
+        assert max(earlier) < min(later)
+    assert {(UUID(run_id).version, UUID(run_id).variant) for ids in made for run_id in ids} == {(7, RFC_4122)}

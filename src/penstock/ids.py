@@ -14,9 +14,10 @@ AN_ID = "a letter or digit, then up to 99 letters, digits or any of ._:-, all of
 
 
 def new_run_id() -> str:
-    """A fresh run id: a UUID of version 7, so that ids sort by their start."""
-    chance = int.from_bytes(os.urandom(10), "big")
-    number = (time.time_ns() // 1_000_000) << 80 | chance & ~(0xF << 76 | 0b11 << 62) | 0x7 << 76 | 0b10 << 62
+    """A fresh run id: a UUID of version 7 that begins with the time in nanoseconds, so that ids sort by their start."""
+    millisecond, rest = divmod(time.time_ns(), 1_000_000)
+    chance = rest << 54 | int.from_bytes(os.urandom(7), "big") >> 2
+    number = millisecond << 80 | 0x7 << 76 | chance >> 62 << 64 | 0b10 << 62 | chance & (1 << 62) - 1
     text = f"{number:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

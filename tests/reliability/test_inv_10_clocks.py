@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ from penstock.clock import Clock
 from penstock.hosting.host import HostSettings
 from penstock.hosting.ports import HostedEvent, RunRecord
 from penstock.storage.memory import MemoryStores
-from penstock.storage.stores import open_stores
+from penstock.storage.stores import ledger_path, open_stores
 from penstock.testing import SimLoop, sim_run
 from tests.hosting import worker_program
 from tests.hosting.graphs import Gate, Sleeper, graph, host_with
@@ -174,7 +177,10 @@ def test_the_run_of_a_stopped_or_killed_process_is_taken_over_and_the_process_wr
         assert child.stdout is not None
         try:
             assert child.stdout.readline() == "entered\n"
-            child.send_signal(how)
+            if how is signal.SIGSTOP:
+                _stop_between_writes(child, tmp_path)
+            else:
+                child.send_signal(how)
             (tmp_path / "go").touch()
             before, left = asyncio.run(_taken_over(tmp_path))
             assert (left.status, left.output, left.epoch) == ("completed", "x", 2)
@@ -187,6 +193,26 @@ def test_the_run_of_a_stopped_or_killed_process_is_taken_over_and_the_process_wr
     assert [event.type for event in after].count("run.completed") == 1
     if how is signal.SIGSTOP:
         assert json.loads(printed)["lost"] == 1
+
+
+def _stop_between_writes(child: subprocess.Popen[str], folder: Path) -> None:
+    """Stop a process that holds no lock of a database: no one could write while a stopped process keeps one."""
+    while True:
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        if all(_is_unlocked(file) for file in (folder / "runs.db", ledger_path(folder / "runs.db"))):
+            return
+        child.send_signal(signal.SIGCONT)
+
+
+def _is_unlocked(file: Path) -> bool:
+    with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.execute("ROLLBACK")
+        return True
 
 
 async def _submitted(folder: Path) -> None:

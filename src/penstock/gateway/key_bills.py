@@ -71,7 +71,7 @@ async def resolve_key_bill(ledger: AsyncLedger, key_id: str, call_id: str, actua
             await ledger.settle(key, actual, succeeded=False)
     except LedgerUnavailable:
         raise
-    except LedgerError:  # somebody else has resolved it meanwhile
+    except LedgerError:  # another person has resolved it meanwhile
         raise KeyBillNotFound(key_id, call_id) from None
     return [bill for bill in bills if bill.call_id != call_id]
 

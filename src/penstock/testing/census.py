@@ -22,6 +22,8 @@ from typing import Any
 
 POOL_THREAD_PREFIX = "penstock-worker"
 STEP_S = 0.01
+COLLECT_EVERY = 50
+"""Number of steps between two collections of what is left in reference cycles."""
 
 
 class Leak(AssertionError):
@@ -81,7 +83,7 @@ class Census:
             found = tuple(_left_behind(self._before, _count()))
             if not found:
                 return
-            if step == 0:
+            if step % COLLECT_EVERY == 0:  # again later too: a thread may drop its last reference meanwhile
                 gc.collect()  # a closed object in a reference cycle is not a leak
             if step < self._steps:
                 yield
