@@ -604,6 +604,11 @@ class ExecutionContext(Calls):
         elif isinstance(event, TraceEvent):
             if isinstance(event, THE_RUNS_OWN):
                 raise InvalidValue("event", event, "one that the run does not write itself (subclass CustomTrace)")
+            if isinstance(event, CustomTrace):
+                checks.text("name", event.name)
+                data: object = event.data
+                if not isinstance(data, Mapping):
+                    raise InvalidValue("data", data, "a mapping")
             self._run.record(event, self._source, self._here())
         else:
             raise InvalidValue("event", event, "a SafetyEvent or a TraceEvent (subclass CustomTrace for your own)")
