@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -692,6 +693,19 @@ CONTEXTS = pytest.mark.parametrize(
     "context_class", [ExecutionContext, quoted(REQ_B4, "ExecutionContext")], ids=["library", "document"]
 )
 """The library's context, and the one that the document sketches over the library's budgets, usages and tokens."""
+
+
+def test_the_context_has_every_field_and_method_of_the_document() -> None:
+    declared = quoted(REQ_B4, "ExecutionContext")
+    names = [one.name for one in dataclasses.fields(declared)]
+    assert names == ["session", "input", "upstream", "budget", "usage", "cancellation", "trace"]
+    assert set(names) <= set(inspect.signature(ExecutionContext).parameters)
+    context = ExecutionContext()
+    assert all(hasattr(context, name) for name in names)
+    methods = [name for name, value in vars(declared).items() if callable(value) and not name.startswith("_")]
+    assert methods == ["check_budget", "check_cancelled", "with_input", "with_upstream"]
+    for name in methods:
+        assert takes_what_is_declared(getattr(ExecutionContext, name), getattr(declared, name)), name
 
 
 @pytest.mark.requirement("P-B6")
