@@ -1,4 +1,7 @@
-"""Calls that come after the end of a run: refused as halted if the run was stopped, RunEnded if it ended normally."""
+"""Calls that come after the end of a run.
+
+Refused as halted if the run was stopped or a limit was reached; RunEnded if it ended normally, with room in its limits.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import (
+    Budget,
     BudgetExceededError,
     CancellationToken,
     CancelledError,
@@ -20,6 +24,7 @@ from penstock import (
     FunctionNode,
     Graph,
     Halted,
+    Reported,
     RunEnded,
     ShieldPipeline,
     StopReason,
@@ -134,12 +139,52 @@ def test_the_other_ways_to_call_report_the_stop_too(stopping: Stopping) -> None:
 @pytest.mark.parametrize("way", WRAPS)
 @pytest.mark.parametrize("error", [None, ValueError("no answer")])
 def test_a_run_that_was_not_stopped_raises_run_ended(way: str, error: Exception | None) -> None:
-    with suppress(ValueError), ExecutionContext(ExecutionConfig(1, 1, 1, timeout_ms=1_000)) as run:
-        run.tool(lambda: 1)  # reaching a limit is fine
+    with suppress(ValueError), ExecutionContext(ExecutionConfig(1, 2, 1, timeout_ms=1_000)) as run:
+        run.tool(lambda: 1)
         if error is not None:
             raise error
     with pytest.raises(RunEnded):
         called(run, way)
+
+
+LIMITS = {
+    "steps": (Budget(max_steps=1), StopReason.STEP_LIMIT_EXCEEDED),
+    "cost": (Budget(max_cost_dollars=0.5), StopReason.BUDGET_EXCEEDED),
+    "tokens": (Budget(max_tokens=5), StopReason.TOKEN_LIMIT_EXCEEDED),
+    "API calls": (Budget(max_api_calls=1), StopReason.API_CALL_LIMIT_EXCEEDED),
+}
+
+
+@pytest.mark.requirement("C-18")
+@pytest.mark.parametrize("way", WRAPS)
+@pytest.mark.parametrize("limit", LIMITS)
+def test_wrap_returns_halt_after_a_normal_end_at_a_limit(limit: str, way: str) -> None:
+    """Nothing was refused while the run was open, but a limit that is reached refuses every later call."""
+    budget, reason = LIMITS[limit]
+    with ExecutionContext(budget=budget) as run:
+        run.llm(lambda: Reported.of(1, input_tokens=5, cost_usd=0.5))
+        with run.spawn_child("child") as child:
+            pass
+    assert run.termination_reason == "success"
+    assert [called(one, way) for one in (run, child)] == [Decision.HALT, Decision.HALT]
+    assert called(run, "call_llm").call.stop.reason is reason
+
+
+@pytest.mark.requirement("C-18")
+def test_wrap_returns_halt_after_a_normal_end_with_all_retries_used() -> None:
+    with ExecutionContext(ExecutionConfig(None, None, 1)) as run:
+        assert run.wrap_llm_call(lambda: 1 / 0) is Decision.RETRY
+    assert run.wrap_llm_call(never) is Decision.HALT
+
+
+@pytest.mark.requirement("C-18")
+def test_time_that_passes_after_a_normal_end_uses_up_no_limit() -> None:
+    clock = ManualClock()
+    with ExecutionContext(ExecutionConfig(1, 2, 1, timeout_ms=1_000), clock=clock) as run:
+        run.tool(lambda: 1)
+    clock.advance(2)
+    with pytest.raises(RunEnded):
+        run.wrap_tool_call(never)
 
 
 @pytest.mark.requirement("C-18")

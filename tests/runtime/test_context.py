@@ -1156,6 +1156,29 @@ def test_time_place_iteration_and_depth_are_filled_in_for_every_kind_of_event(ev
     assert json.loads(json.dumps(written.to_dict(), allow_nan=False))["kind"] == event.kind
 
 
+@pytest.mark.requirement("T-2", "T-12")
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        (ModelCallTrace(name="ask", stop_reason=object()), "stop_reason"),  # type: ignore[arg-type]
+        (ModelCallTrace(name="ask", error=7), "error"),  # type: ignore[arg-type]
+        (ToolCallTrace(name=7), "name"),  # type: ignore[arg-type]
+        (ToolCallTrace(name="search", duration_ms=math.nan), "duration_ms"),
+        (CustomTrace(name=7), "name"),  # type: ignore[arg-type]
+        (CustomTrace(name="note", data=[1]), "data"),  # type: ignore[arg-type]
+        (Ranked(data=None), "data"),  # type: ignore[arg-type]
+    ],
+    ids=lambda one: one if isinstance(one, str) else type(one).__name__,
+)
+def test_an_event_with_a_wrong_field_is_refused_and_not_recorded(event: TraceEvent, field: str) -> None:
+    ctx = ExecutionContext()
+    before = ctx.history()
+    with pytest.raises(InvalidValue, match=f"^{field} must be"):
+        ctx.record_event(event)
+    assert ctx.history() == before
+    json.dumps(ctx.graph.snapshot())
+
+
 @pytest.mark.requirement("T-2")
 def test_events_that_happen_inside_a_call_name_it() -> None:
     ctx = ExecutionContext()

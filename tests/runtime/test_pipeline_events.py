@@ -256,8 +256,31 @@ def test_the_context_of_hooks_equals_a_constructed_one() -> None:
 @pytest.mark.requirement("C-19")
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("request_id", 7), ("tool_name", None), ("kind", 1), ("team", []), ("cost_usd", float("nan")), ("cost_usd", -1)],
+    [
+        ("request_id", 7),
+        ("request_id", None),
+        ("tool_name", None),
+        ("kind", 1),
+        ("model", 5),
+        ("team", []),
+        ("cost_usd", float("nan")),
+        ("cost_usd", -1),
+        ("cost_usd", True),
+        ("tags", None),
+        ("tags", ["env"]),
+        ("tags", {"env": 1}),
+        ("tags", {1: "prod"}),
+        ("metadata", None),
+        ("metadata", "text"),
+        ("metadata", {1: "one"}),
+        ("session_id", 7),
+        ("endpoint", b"https://api.example.com"),
+        ("tokens_in", -1),
+        ("tokens_in", 1.5),
+        ("tokens_out", True),
+        ("tokens_out", "12"),
+    ],
 )
 def test_a_context_for_hooks_names_the_argument_that_is_wrong(field: str, value: object) -> None:
-    with pytest.raises(InvalidValue, match=field):
+    with pytest.raises(InvalidValue, match=f"^{field} must be"):
         ToolCallContext(**{"request_id": "r", field: value})  # type: ignore[arg-type]

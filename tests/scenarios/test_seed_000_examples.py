@@ -1,13 +1,13 @@
-"""The code examples of the design document on the execution graph, quoted as written there but for the import line.
+"""The code examples of the design document on the execution graph, quoted as written there and run.
 
-Where an example leaves something out (`...`), the test fills it in.
+Only the import line is changed (`tests/scenarios/examples.py`), and what an example leaves out (`...`) is given.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from types import SimpleNamespace
+from types import EllipsisType, SimpleNamespace
 from typing import Any, Optional
 
 import pytest
@@ -23,7 +23,7 @@ from penstock import (
     WrapOptions,
 )
 from penstock.testing import ManualClock
-from tests.scenarios.examples import run, takes_what_is_declared
+from tests.scenarios.examples import digest, filled_in, run, takes_what_is_declared
 
 MS = 1_000_000
 
@@ -63,7 +63,7 @@ snap = graph.snapshot()
 # snap["snapshot_ts_ms"]   -> int (epoch ms when snapshot was taken)
 """
 CONTEXT = """\
-from penstock import ExecutionGraph
+from veronica_core.containment.execution_graph import ExecutionGraph
 
 class ExecutionContext:
     def __init__(self, config, pipeline=None, metadata=None, ...):
@@ -247,6 +247,24 @@ HALTED_CHAIN = """\
   "snapshot_ts_ms": 1740000011650
 }
 """
+BLOCKS = (
+    GRAPH,
+    CREATE_ROOT,
+    BEGIN_NODE,
+    MARK_RUNNING,
+    MARK_SUCCESS,
+    MARK_FAILURE,
+    MARK_HALT,
+    SNAPSHOT,
+    CONTEXT,
+    GET_SNAPSHOT,
+    NORMAL_CHAIN,
+    HALTED_CHAIN,
+)
+
+
+def test_the_quotations_are_the_code_blocks_of_the_document() -> None:
+    assert digest(*BLOCKS) == "562a8575a60b75d6618b8027dd9f195d9ce80b2d0fc5deb3ff10e43384c1bb6c"
 
 
 def started() -> tuple[ExecutionGraph, str, str]:
@@ -352,22 +370,23 @@ def test_snapshot_is_a_json_copy_of_the_whole_graph() -> None:
 
 # Section 6, a context of the user's own over the graph.
 
-ELIDED = """\
-        self._config = config
-        self._metadata = metadata
-        self._lock = threading.Lock()
-        self._nodes = []
-        self._steps = 0
-"""
-"""What the document leaves out of `__init__`."""
+LEFT_OUT = {", ...):": "):"}
+"""The signature of the document ends in `...`, which is not Python."""
 
 
 def sketched_context() -> Any:
-    """The class of the document, with the limits that it calls and does not show."""
-    text = CONTEXT.replace("metadata=None, ...):", "metadata=None):").replace("        ...\n", ELIDED)
-    sketch = run(text, threading=threading, WrapOptions=WrapOptions, Decision=Decision)["ExecutionContext"]
+    """The class of the document, with what it uses and does not show."""
+    names = {"WrapOptions": WrapOptions, "Decision": Decision}
+    sketch = run(filled_in(CONTEXT, LEFT_OUT), **names)["ExecutionContext"]
 
     class Limited(sketch):  # type: ignore[misc]
+        def __init__(self, config: ExecutionConfig, metadata: ChainMetadata) -> None:
+            self._config, self._metadata = config, metadata
+            self._lock = threading.Lock()
+            self._nodes: list[Any] = []
+            self._steps = 0
+            super().__init__(config, metadata=metadata)
+
         def _check_limits(self) -> str | None:
             return "step limit exceeded" if self._steps >= self._config.max_steps else None
 
@@ -428,9 +447,13 @@ def test_a_context_snapshot_carries_the_graph_snapshot() -> None:
     ctx = ExecutionContext(CONFIG, metadata=META)
     ctx.wrap_llm_call(lambda: "plan", WrapOptions(operation_name="plan_step"))
     taken = ctx.get_snapshot()
-    names: dict[str, Any] = {"ContextSnapshot": ContextSnapshot, "taken": taken}
-    others = ", ".join(f"{name}=taken.{name}" for name in ContextSnapshot.__dataclass_fields__ if name != "graph")
-    get_snapshot = run(GET_SNAPSHOT.replace("...", others), **names)["get_snapshot"]
+    others = {name: getattr(taken, name) for name in ContextSnapshot.__dataclass_fields__ if name != "graph"}
+
+    def with_the_others(left_out: EllipsisType, *, graph: dict[str, Any]) -> ContextSnapshot:
+        assert left_out is ...
+        return ContextSnapshot(**others, graph=graph)
+
+    get_snapshot = run(GET_SNAPSHOT, ContextSnapshot=with_the_others)["get_snapshot"]
     made = get_snapshot(SimpleNamespace(_graph=ctx.graph))
     assert isinstance(made.nodes[0], NodeRecord)
     assert made.graph["nodes"] == ctx.graph.snapshot()["nodes"]

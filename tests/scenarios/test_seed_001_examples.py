@@ -1,4 +1,7 @@
-"""The code examples of the design document on containment, quoted as written there but for the import lines."""
+"""The code examples of the design document on containment, quoted as written there and run.
+
+Only the import lines are changed (`tests/scenarios/examples.py`).
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ from penstock import (
     WrapOptions,
 )
 from penstock.testing import ManualClock
-from tests.scenarios.examples import run, takes_what_is_declared
+from tests.scenarios.examples import digest, run, takes_what_is_declared
 
 IMPORTS = """\
-from penstock.containment import ExecutionContext, ExecutionConfig
-from penstock.containment import ChainMetadata, WrapOptions, ContextSnapshot
+from veronica_core.containment import ExecutionContext, ExecutionConfig
+from veronica_core.containment import ChainMetadata, WrapOptions, ContextSnapshot
 """
 CHAIN_METADATA = """\
 @dataclass(frozen=True)
@@ -126,14 +129,14 @@ class ContextSnapshot:
     events: list[SafetyEvent]
 """
 EXAMPLE_1 = """\
-from penstock.containment import (
+from veronica_core.containment import (
     ExecutionContext,
     ExecutionConfig,
     ChainMetadata,
     WrapOptions,
 )
-from penstock import ShieldPipeline
-from penstock import Decision
+from veronica_core.shield.pipeline import ShieldPipeline
+from veronica_core.shield.types import Decision
 
 config = ExecutionConfig(
     max_cost_usd=0.50,
@@ -167,8 +170,8 @@ snap = ctx.get_snapshot()
 print(f"Total cost: ${snap.cost_usd_accumulated:.4f}, steps: {snap.step_count}")
 """
 EXAMPLE_2 = """\
-from penstock.containment import ExecutionContext, ExecutionConfig, WrapOptions
-from penstock import Decision
+from veronica_core.containment import ExecutionContext, ExecutionConfig, WrapOptions
+from veronica_core.shield.types import Decision
 
 config = ExecutionConfig(
     max_cost_usd=2.00,
@@ -197,6 +200,21 @@ finally:
     snap = ctx.get_snapshot()
     print(f"Final: steps={snap.step_count}, cost=${snap.cost_usd_accumulated:.4f}")
 """
+BLOCKS = (
+    IMPORTS,
+    CHAIN_METADATA,
+    EXECUTION_CONFIG,
+    WRAP_OPTIONS,
+    EXECUTION_CONTEXT,
+    NODE_RECORD,
+    CONTEXT_SNAPSHOT,
+    EXAMPLE_1,
+    EXAMPLE_2,
+)
+
+
+def test_the_quotations_are_the_code_blocks_of_the_document() -> None:
+    assert digest(*BLOCKS) == "b57fb6385475b25542f11650d25f3712114ba41f9b99685a076d0917cb8d1a54"
 
 
 def limited(max_steps: int | None = None, max_retries_total: int | None = None, **options: Any) -> ExecutionContext:

@@ -1,16 +1,18 @@
-"""The code examples of the design document on the agent loop, translated from Go into Python line by line.
+"""The code examples of the design document on the agent loop, translated from Go into Python line by line, and run.
 
-A Go method becomes a Python method, an accessor a property, both in snake case; `context.Context` has no counterpart,
-since the context of the library is also what cancels; `defer` becomes `finally`. An example that returns a value and an
-error returns both here, except where the library raises the error.
+`golang.py` translates the quoted text itself; the names that differ in more than their case are listed here, and are
+those of docs/decisions.md. What the document calls and does not show is given by the classes beside each example.
+`context.Context` is the context of the library too, since that is what cancels. An example that returns a value and
+an error returns both here, where the library raises the error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import inspect
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,11 +55,124 @@ from penstock.agents import (
     Message,
     ModelRequest,
     ScriptedModel,
+    TextOutputFormat,
+    ToolChain,
     Tools,
 )
 from penstock.export import trace_tree
 from penstock.runtime.context import Outcome
 from penstock.testing import ManualClock
+from tests.scenarios.agent_loop_document import (
+    BLOCKS,
+    COMPACTION,
+    CORE_TYPES,
+    EXECUTOR,
+    MODEL,
+    TREE,
+)
+from tests.scenarios.examples import digest, filled_in, run
+from tests.scenarios.golang import CONSTANT, declarations, snake, translated
+
+ACCESSORS = ("Data", "Iteration", "FinalResult", "TerminationReason", "Error")
+"""Accessor methods of the context that the examples call; they are attributes here."""
+RENAMED = {
+    "Trace": "record_event",
+    "Duration": "duration_ms",
+    "GetOriginalInput": "original_input",
+    "GetIterationHistory": "iteration_history",
+    "GetIterations": "iterations",
+}
+"""The names that differ in more than their case."""
+GO: dict[str, Any] = {
+    "ModelCallTrace": ModelCallTrace,
+    "AgentLoopResult": AgentLoopResult,
+    "BeforeExecutionEvent": BeforeExecutionEvent,
+    "BeforeIterationEvent": BeforeIterationEvent,
+    "AfterIterationEvent": AfterIterationEvent,
+    "AfterExecutionEvent": AfterExecutionEvent,
+    "LATerminate": LoopAction.TERMINATE,
+}
+"""The names of the library that the examples use."""
+
+
+def in_python(text: str) -> str:
+    """The functions of the document as Python."""
+    return translated(text, accessors=ACCESSORS, names=RENAMED)
+
+
+class GoTime:
+    """The package `time` of the examples, on a clock of the library; a duration is in milliseconds."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def now(self) -> int:
+        return self.clock.monotonic_ns()
+
+    def since(self, start: int) -> float:
+        return (self.clock.monotonic_ns() - start) / 1_000_000
+
+
+def test_the_quotations_are_the_code_blocks_of_the_document() -> None:
+    assert digest(*BLOCKS) == "74ad72ea525b2e24fe3b63b1a6b6fdb264de10cc4f3f8b2d271c81a2c73bb672"
+
+
+MARKERS = {"traceEvent", "hookEvent", "BaseTrace"}
+"""Members that only say which interface a type has; the base classes of the library do."""
+INSTANCES: dict[str, Callable[[], Any]] = {
+    "ExecutionContext": lambda: ExecutionContext(name="main"),
+    "ExecutionStats": lambda: ExecutionContext(name="main").stats,
+    "LoopData": lambda: Conversation("Find the dam."),
+    "Iteration": lambda: Iteration(()),
+    "BaseTrace": TraceEvent,
+    "TraceEvent": TraceEvent,
+    "ModelCallTrace": ModelCallTrace,
+    "ToolCallTrace": ToolCallTrace,
+    "IterationStartTrace": IterationStartTrace,
+    "IterationEndTrace": IterationEndTrace,
+    "ChildSpawnTrace": ChildSpawnTrace,
+    "ChildCompleteTrace": ChildCompleteTrace,
+    "CustomTrace": CustomTrace,
+    "Model": lambda: Model,
+    "ToolChain": lambda: ToolChain,
+    "TextOutputFormat": lambda: TextOutputFormat,
+    "AgentLoop": lambda: AgentLoop,
+    "AgentLoopResult": lambda: AgentLoopResult(LoopAction.CONTINUE),
+    "Hook": lambda: FiredHooks,  # which the executor of the library fires below
+    "HookEvent": BeforeExecutionEvent,
+    "BeforeExecutionEvent": BeforeExecutionEvent,
+    "BeforeIterationEvent": lambda: BeforeIterationEvent(1),
+    "AfterIterationEvent": lambda: AfterIterationEvent(1, AgentLoopResult(LoopAction.CONTINUE), 0.0),
+    "AfterExecutionEvent": lambda: AfterExecutionEvent(None, TerminationReason.SUCCESS, None),
+    "Executor": lambda: Executor,
+}
+"""What stands for each type of the document."""
+EXAMPLES = {"modelImpl", "ReActLoop"}
+"""The types of the document that are examples of use; they run below."""
+DECLARED = [
+    (kind, member, parameters)
+    for block in BLOCKS
+    for kind, members in declarations(block).items()
+    for member, parameters in members.items()
+    if member not in MARKERS and kind not in EXAMPLES
+]
+
+
+@pytest.mark.requirement("T-1", "T-2", "T-3", "T-5", "T-12", "T-13")
+@pytest.mark.parametrize(("kind", "member", "parameters"), DECLARED, ids=lambda one: one if type(one) is str else "")
+def test_every_field_and_method_of_the_document_is_there(kind: str, member: str, parameters: tuple[str, ...]) -> None:
+    """`ctx` and `execCtx` are one parameter here; an executor is made for its agent, so it takes one less."""
+    found = getattr(INSTANCES[kind](), RENAMED.get(member, snake(member)))
+    if parameters:
+        given = [name for name in parameters if name != "ctx"]
+        signature = inspect.signature(found)
+        signature.bind(*given, *(["self"] if "self" in signature.parameters else []))
+
+
+def test_every_type_of_the_document_has_a_counterpart() -> None:
+    assert {kind for block in BLOCKS for kind in declarations(block)} == set(INSTANCES) | EXAMPLES
+    assert len(DECLARED) == 77
+
 
 # Core types: the context and its methods.
 
@@ -156,8 +271,9 @@ def test_a_tool_call_trace_has_the_name_the_input_and_the_output() -> None:
 
 
 def test_the_termination_reasons() -> None:
-    reasons = ("success", "max_iterations", "error", "context_canceled", "hook_abort")
-    assert [TerminationReason(reason).value for reason in reasons] == list(reasons)
+    reasons = [value for kind, value in CONSTANT.findall(CORE_TYPES) if kind == "TerminationReason"]
+    assert reasons == ["success", "max_iterations", "error", "context_canceled", "hook_abort"]
+    assert [TerminationReason(reason).value for reason in reasons] == reasons
 
 
 # LoopData: the user's own state.
@@ -257,53 +373,27 @@ def test_an_event_of_the_users_own_is_filled_in() -> None:
 # Framework integration: model, tools, formats, loop.
 
 
-class ModelImpl:
-    """`modelImpl` of the document, which traces its calls."""
-
-    def __init__(self, name: str, underlying: Any, clock: ManualClock) -> None:
-        self.name = name
-        self.underlying = underlying
-        self.clock = clock
-
-    def calculate_cost(self, usage: Usage) -> float:
-        return usage.input_tokens * 1e-6
-
-    async def generate(
-        self,
-        exec_ctx: ExecutionContext,
-        messages: list[Message],
-    ) -> tuple[Any, Exception | None]:
-        start = self.clock.monotonic_ns()
-        resp, err = await self.underlying.generate(messages)
-
-        # Automatic tracing - user doesn't think about this
-        exec_ctx.record_event(
-            ModelCallTrace(
-                model=self.name,
-                input_tokens=resp.usage.input_tokens,
-                output_tokens=resp.usage.output_tokens,
-                cost=self.calculate_cost(resp.usage),
-                duration_ms=(self.clock.monotonic_ns() - start) / 1_000_000,
-                error=err and type(err).__name__,
-            )
-        )
-
-        return resp, err
-
-
 @pytest.mark.requirement("T-8")
 @pytest.mark.parametrize("err", [None, TimeoutError("late")], ids=["answered", "failed"])
 async def test_a_model_of_the_users_own_traces_its_calls(err: Exception | None) -> None:
+    """`modelImpl` of the document."""
     clock = ManualClock()
 
     class Underlying:
-        async def generate(self, messages: list[Message]) -> tuple[ModelResponse, Exception | None]:
+        async def generate(self, ctx: Any, messages: list[Message]) -> tuple[ModelResponse, Exception | None]:
             clock.advance(0.8)
             return ModelResponse("60 m", usage=Usage(1500, 200)), err
 
+    class ModelImpl:
+        name = "claude-3"
+        underlying = Underlying()
+        generate = run(in_python(MODEL), **GO, time=GoTime(clock))["generate"]
+
+        def calculate_cost(self, usage: Usage) -> float:
+            return usage.input_tokens * 1e-6
+
     ctx = ExecutionContext(name="main", clock=clock)
-    model = ModelImpl("claude-3", Underlying(), clock)
-    resp, returned = await model.generate(ctx, [Message.user("How high is it?")])
+    resp, returned = await ModelImpl().generate(ctx, ctx, [Message.user("How high is it?")])
     assert (resp.text, returned) == ("60 m", err)
     (call,) = [event for event in ctx.events if isinstance(event, ModelCallTrace)]
     assert (call.model, call.input_tokens, call.output_tokens) == ("claude-3", 1500, 200)
@@ -465,53 +555,62 @@ def extract_compacted_iterations(result: Any) -> list[Iteration]:
     return [Iteration((Message.user(result.result),))]
 
 
+class LibraryExecutor:
+    """`loop.executor` of the document: an executor of the library is made for one agent, and raises no error."""
+
+    async def execute(self, ctx: Any, child_ctx: ExecutionContext, agent: Any) -> tuple[Any, BaseException | None]:
+        result = await Executor(agent).execute(child_ctx)
+        return result, result.error
+
+
+COMPACTING = run(
+    filled_in(
+        in_python(COMPACTION),
+        {
+            "# ... normal iteration logic ...": "needs_compaction, response = await loop.iterate(exec_ctx)",
+            "# ... continue with iteration ...": "return loop.result(exec_ctx, response)",
+        },
+    ),
+    **GO,
+    new_compaction_loop_data=new_compaction_loop_data,
+    extract_compacted_iterations=extract_compacted_iterations,
+)
+
+
 class ReActLoop:
     """The loop of the document; what it leaves out is one model call an iteration, and a search in the second."""
 
-    def __init__(self, model: Model, compaction_agent: CompactionLoop, tools: Tools) -> None:
+    def __init__(self, model: Model, compaction_agent: Any, tools: Tools) -> None:
         self.model = model
-        self.executor = Executor(compaction_agent)  # an executor of the library is made for one agent
+        self.executor = LibraryExecutor()
+        self.compaction_agent = compaction_agent
         self.tools = tools
 
-    async def next(
-        self,
-        exec_ctx: ExecutionContext,
-    ) -> AgentLoopResult:
-        # ... normal iteration logic ...
+    next = COMPACTING["next"]
+    run_compaction = COMPACTING["run_compaction"]
+
+    async def iterate(self, exec_ctx: ExecutionContext) -> tuple[bool, ModelResponse]:
         response = await self.model.generate(exec_ctx, [Message.user("Find the dam.")])
         exec_ctx.data.add(Iteration((Message.user(response.text),)))
         if exec_ctx.iteration == 2:
             await self.tools.execute(exec_ctx, ToolCall("c1", "search", {"query": "dam"}))
-        needs_compaction = exec_ctx.iteration == 3
+        return exec_ctx.iteration == 3, response
 
-        if needs_compaction:
-            compacted_iterations, err = await self.run_compaction(exec_ctx)
-            if err is not None:
-                return AgentLoopResult(action=LoopAction.TERMINATE, error=err)
-            exec_ctx.data.set_iterations(compacted_iterations)
-
-        # ... continue with iteration ...
+    def result(self, exec_ctx: ExecutionContext, response: ModelResponse) -> AgentLoopResult:
         if exec_ctx.iteration < 4:
             return AgentLoopResult(action=LoopAction.CONTINUE)
         return AgentLoopResult(action=LoopAction.TERMINATE, result=[response.text])
 
-    async def run_compaction(
-        self,
-        exec_ctx: ExecutionContext,
-    ) -> tuple[Any, BaseException | None]:
-        # Create child context - finally ensures complete_child is always called
-        child_data = new_compaction_loop_data(exec_ctx.data)
-        child_ctx = exec_ctx.spawn_child("compaction", child_data)
-        try:
-            # Run compaction agent with the child context
-            result = await self.executor.execute(child_ctx)
-            err = result.error
-            if err is not None:
-                return None, err
 
-            return extract_compacted_iterations(result), None
-        finally:
-            exec_ctx.complete_child(child_ctx)
+class ForLibrary:
+    """A loop of the document for the executor of the library, whose context is both of the document's."""
+
+    def __init__(self, loop: ReActLoop) -> None:
+        self.loop = loop
+
+    async def next(self, context: ExecutionContext) -> AgentLoopResult:
+        result: AgentLoopResult = await self.loop.next(context, context)
+        return result
 
 
 class Timed(ScriptedModel):
@@ -526,38 +625,6 @@ def main_loop() -> tuple[ReActLoop, Conversation]:
     return ReActLoop(Timed("claude-3", 1500, 2000, 800, 1200), compaction, Tools([search])), Conversation("Find it.")
 
 
-TREE = """\
-ExecutionContext "main"
-├── IterationStartTrace {iteration: 1}
-├── ModelCallTrace {model: "claude-3", tokens: 1500}
-├── IterationEndTrace {iteration: 1, action: continue}
-├── IterationStartTrace {iteration: 2}
-├── ModelCallTrace {model: "claude-3", tokens: 2000}
-├── ToolCallTrace {tool: "search", duration: 500ms}
-├── IterationEndTrace {iteration: 2, action: continue}
-├── IterationStartTrace {iteration: 3}
-├── ModelCallTrace {model: "claude-3", tokens: 800}
-├── ChildSpawnTrace {name: "compaction"}
-│   └── ExecutionContext "compaction" (child)
-│       ├── IterationStartTrace {iteration: 1}
-│       ├── ModelCallTrace {model: "claude-3-haiku", tokens: 3000}
-│       ├── IterationEndTrace {iteration: 1, action: continue}
-│       ├── IterationStartTrace {iteration: 2}
-│       ├── ModelCallTrace {model: "claude-3-haiku", tokens: 500}
-│       └── IterationEndTrace {iteration: 2, action: terminate}
-├── ChildCompleteTrace {name: "compaction", reason: success}
-├── IterationEndTrace {iteration: 3, action: continue}
-├── IterationStartTrace {iteration: 4}
-├── ModelCallTrace {model: "claude-3", tokens: 1200}
-└── IterationEndTrace {iteration: 4, action: terminate}
-
-Stats (auto-aggregated, includes children):
-  TotalInputTokens: 7000
-  TotalOutputTokens: ...
-  InputTokensByModel: {"claude-3": 3500, "claude-3-haiku": 3500}
-  ToolCallCount: 1
-  ToolCallsByName: {"search": 1}
-"""
 PRICES = PriceBook(registered={"claude-3": Price(0, 0), "claude-3-haiku": Price(0, 0)}, use_genai_prices=False)
 """Costs that are not 0 would be printed too."""
 
@@ -576,7 +643,7 @@ async def test_the_trace_tree_of_the_compaction_example_is_the_one_of_the_docume
 
     loop.tools = Tools([search_for_a_while])
     ctx = ExecutionContext(name="main", data=data, clock=clock, prices=PRICES)
-    result = await Executor(loop).execute(ctx)
+    result = await Executor(ForLibrary(loop)).execute(ctx)
     assert (result.result, result.error) == (["claude-3 1200"], None)
     drawn, _, stats = TREE.partition("\n\n")
     tree, _, ours = trace_tree(ctx).partition("\n\n")
@@ -594,7 +661,7 @@ async def test_the_trace_tree_of_the_compaction_example_is_the_one_of_the_docume
 async def test_the_stats_of_the_compaction_example_include_the_child() -> None:
     loop, data = main_loop()
     ctx = ExecutionContext(name="main", data=data)
-    await Executor(loop).execute(ctx)
+    await Executor(ForLibrary(loop)).execute(ctx)
     stats = ctx.stats
     assert stats.total_input_tokens == 1500 + 2000 + 800 + 3000 + 500 + 1200  # the document prints 7000
     assert stats.input_tokens_by_model == {"claude-3": 5500, "claude-3-haiku": 3500}
@@ -612,9 +679,9 @@ async def test_a_child_is_completed_also_when_its_agent_fails() -> None:
             raise OSError("no summary")
 
     loop, data = main_loop()
-    loop.executor = Executor(Failing(loop.model))
+    loop.compaction_agent = Failing(loop.model)
     ctx = ExecutionContext(name="main", data=data)
-    result = await Executor(loop).execute(ctx)
+    result = await Executor(ForLibrary(loop)).execute(ctx)
     assert (result.termination_reason, str(result.error)) == (TerminationReason.ERROR, "no summary")
     assert [event for event in ctx.events if isinstance(event, ChildCompleteTrace)]
 
@@ -623,7 +690,7 @@ async def test_a_child_is_completed_also_when_its_agent_fails() -> None:
 
 
 class FiredHooks:
-    """`e.hooks` of the document: returns the error of the hook, or None; keeps what was fired."""
+    """A hook that keeps what was fired."""
 
     def __init__(self, fails_at: type | None = None) -> None:
         self.fails_at = fails_at
@@ -634,100 +701,63 @@ class FiredHooks:
         if self.fails_at is not None and isinstance(event, self.fails_at):
             raise HookAbort("enough")
 
-    async def returned(self, exec_ctx: ExecutionContext, event: Any) -> Exception | None:
+
+class DocumentHooks(FiredHooks):
+    """`e.hooks` of the document: returns the error of the hook, or None."""
+
+    async def fire(self, ctx: Any, exec_ctx: ExecutionContext, event: Any) -> Exception | None:  # type: ignore[override]
         try:
-            self.fire(exec_ctx, event)
-        except Exception as err:
+            super().fire(exec_ctx, event)
+        except HookAbort as err:
             return err
         return None
 
 
-class DocumentExecutor:
+def finish(exec_ctx: ExecutionContext, result: AgentLoopResult | None) -> None:
+    """The document does not show what sets `FinalResult`, `TerminationReason` and `Error`."""
+    if result is not None and result.action is LoopAction.TERMINATE:
+        exec_ctx._outcome = Outcome(result.result, result.error)
+        exec_ctx.end(result.error)
+
+
+def execution_result(result: Any, context: ExecutionContext, error: BaseException | None) -> ExecutorResult:
+    reason = context.termination_reason or TerminationReason.HOOK_ABORT
+    return ExecutorResult(result=result, context=context, error=error, termination_reason=reason)
+
+
+EXECUTING = run(
+    filled_in(
+        in_python(EXECUTOR),
+        {
+            "    while True:\n": "    result = None\n    while True:\n",
+            "    # Fire after execution hook\n": "    finish(exec_ctx, result)\n",
+        },
+    ),
+    **GO,
+    time=GoTime(ManualClock()),
+    new_execution_context=lambda name, data: ExecutionContext(name=name, data=data),
+    finish=finish,
+    ExecutionResult=execution_result,
+)
+
+
+class DocumentExecutor(SimpleNamespace):
     """`Executor` of the document."""
 
-    def __init__(self, agent_loop: Any, hooks: FiredHooks) -> None:
-        self.agent_loop = agent_loop
-        self.hooks = hooks
-
-    async def execute(
-        self,
-        data: Any,
-    ) -> tuple[ExecutorResult | None, Exception | None]:
-        exec_ctx = ExecutionContext(name="main", data=data)
-
-        # Fire before execution hook
-        if (err := await self.hooks.returned(exec_ctx, BeforeExecutionEvent())) is not None:
-            return None, err
-
-        while True:
-            exec_ctx.start_iteration()
-
-            # Fire before iteration hook
-            if (
-                err := await self.hooks.returned(
-                    exec_ctx,
-                    BeforeIterationEvent(
-                        iteration=exec_ctx.iteration,
-                    ),
-                )
-            ) is not None:
-                exec_ctx.end_iteration(LoopAction.TERMINATE)
-                break
-
-            start = time.monotonic()
-            result = await self.agent_loop.next(exec_ctx)
-            duration = time.monotonic() - start
-
-            exec_ctx.end_iteration(result.action)
-
-            # Fire after iteration hook
-            if (
-                err := await self.hooks.returned(
-                    exec_ctx,
-                    AfterIterationEvent(
-                        iteration=exec_ctx.iteration,
-                        result=result,
-                        duration_ms=duration * 1000,
-                    ),
-                )
-            ) is not None:
-                break
-
-            if result.action == LoopAction.TERMINATE:
-                # The document does not show what sets `FinalResult` and `TerminationReason`.
-                exec_ctx._outcome = Outcome(result.result, result.error)
-                exec_ctx.end(result.error)
-                break
-
-            # Check max iterations, context cancellation, etc.
-
-        # Fire after execution hook
-        await self.hooks.returned(
-            exec_ctx,
-            AfterExecutionEvent(
-                result=exec_ctx.final_result,
-                termination_reason=exec_ctx.termination_reason or TerminationReason.HOOK_ABORT,
-                error=exec_ctx.error,
-            ),
-        )
-
-        return ExecutorResult(
-            result=exec_ctx.final_result,
-            context=exec_ctx,  # Full trace available here
-            error=exec_ctx.error,
-            termination_reason=exec_ctx.termination_reason or TerminationReason.HOOK_ABORT,
-        ), None
+    agent_loop: ReActLoop
+    hooks: DocumentHooks
+    execute = EXECUTING["execute"]
 
 
 @pytest.mark.requirement("T-2", "T-5", "T-6")
 @pytest.mark.parametrize("fails_at", [None, BeforeExecutionEvent, BeforeIterationEvent, AfterIterationEvent])
 async def test_the_executor_does_what_the_one_of_the_document_does(fails_at: type | None) -> None:
     loop, data = main_loop()
-    sketched = FiredHooks(fails_at)
-    theirs, err = await DocumentExecutor(loop, sketched).execute(data)
+    sketched = DocumentHooks(fails_at)
+    theirs, err = await DocumentExecutor(agent_loop=loop, hooks=sketched).execute(None, data)
     loop, data = main_loop()
     hooks = FiredHooks(fails_at)
-    ours = await Executor(loop, hooks=[hooks]).execute(data)
+    ours = await Executor(ForLibrary(loop), hooks=[hooks]).execute(data)
     if theirs is None:
         # The document returns the error of a hook before the execution, and fires nothing more.
         assert fails_at is BeforeExecutionEvent

@@ -84,8 +84,9 @@ def test_tool_call_trace_takes_the_fields_of_every_call_and_the_tool_name() -> N
     assert (event.to_dict()["input"], event.to_dict()["output"]) == ({"q": 1}, [2])
     with pytest.raises(TypeError):
         ToolCallTrace(tool="search")  # type: ignore[call-arg]
-    with pytest.raises(InvalidValue, match="tool_name"):
-        ToolCallTrace(tool_name=3)  # type: ignore[arg-type]
+    for wrong in (3, 0, None, [], b"search"):
+        with pytest.raises(InvalidValue, match="tool_name"):
+            ToolCallTrace(tool_name=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("T-2")

@@ -5,6 +5,7 @@ Knows nodes and functions. Of the graph around it, it knows only what `StepGraph
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -199,7 +200,7 @@ def step_ids(step_id: str, depends_on: object, id_of: Callable[[str, object], st
         return tuple(depends_on)  # as nearly every step has it
     field = _field("depends_on", step_id)
     if isinstance(depends_on, str | Step):
-        raise InvalidValue(field, depends_on, f"a list, such as [{depends_on!r}]")
+        raise InvalidValue(field, depends_on, f"a list, such as [{reprlib.repr(depends_on)}]")
     if not isinstance(depends_on, Iterable):
         raise InvalidValue(field, depends_on, "a list of steps or step ids")
     ids = [reference if type(reference) is str else id_of(field, reference) for reference in depends_on]

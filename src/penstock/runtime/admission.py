@@ -136,9 +136,10 @@ def _end_wait(call: Call, waiter: CallWaiter, stop: Stop | None) -> bool:
 
 
 def after_end(context: Handle, what: str, call: Call | None = None) -> Call:
-    """Return the call of a context that has ended, refused: as halted if it was stopped; RunEnded if it ended normally.
+    """Return the call of a context that has ended, refused: as halted if it was stopped, or a limit was reached.
 
-    The log of an ended context is closed, so the refusal leaves no record of its own.
+    RunEnded if it ended normally, below its limits. The log of an ended context is closed, so the refusal leaves no
+    record of its own.
     """
     stop = context._stop_after_end()
     if stop is None:

@@ -95,7 +95,7 @@ class Calls(Handle):
     def wrap_llm_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
         """Run a model call under containment; the decision on it.
 
-        HALT once the run was stopped, also after its end; RunEnded if the run ended normally.
+        HALT once the run was stopped or a limit was reached, also after its end; RunEnded if it ended otherwise.
         """
         return self._call("llm", fn, options).decision
 

@@ -604,6 +604,11 @@ class ExecutionContext(Calls):
         elif isinstance(event, TraceEvent):
             if isinstance(event, THE_RUNS_OWN):
                 raise InvalidValue("event", event, "one that the run does not write itself (subclass CustomTrace)")
+            if isinstance(event, CustomTrace):
+                checks.text("name", event.name)
+                data: object = event.data
+                if not isinstance(data, Mapping):
+                    raise InvalidValue("data", data, "a mapping")
             self._run.record(event, self._source, self._here())
         else:
             raise InvalidValue("event", event, "a SafetyEvent or a TraceEvent (subclass CustomTrace for your own)")
@@ -741,7 +746,7 @@ class ExecutionContext(Calls):
             raise self._after_the_end(what)
 
     def _must_take_work(self, what: str) -> None:
-        """Raise if the context has ended: its stop, or RunEnded if it ended normally."""
+        """Raise if the context has ended: its stop, or RunEnded if it ended normally, below its limits."""
         if self._base.end_seq != OPEN:
             after_end(self, what).result()
 
@@ -756,7 +761,8 @@ class ExecutionContext(Calls):
             if cancelled is not None and cancelled.cause == "user":  # aborted after a normal end
                 return cancelled.stop
             place = place.parent
-        return None
+        with self._run.lock:  # a limit that was reached refuses every later call, also after a normal end
+            return accounts.used_up(self._account, self._base.ended_ns)
 
     def _here(self) -> CallRecord:
         call = self._call_here()

@@ -83,8 +83,12 @@ def run_sync(context: Handle, spec: CallSpec, fn: Work, args: tuple[Any, ...] = 
     """Run `fn(*args)` as a recorded, contained call; retry up to `retries` times while it fails."""
     attempt = 1
     run = context._run
-    if spec.model is not None and run.prices.is_pending:
-        run.prices.begin_load(spec.model)
+    if run.prices.is_pending:
+        model = spec.model
+        if model is None and spec.kind == "llm":
+            model = run.worst_case["llm"].model
+        if model is not None:
+            run.prices.begin_load(model)
     shared = None if spec.kind == "system" else run.shared
     timeout_s = spec.timeout_s
     outer = context._token

@@ -83,7 +83,7 @@ class Handle:
         return self._run.now() if self._base.end_seq == OPEN else self._base.ended_ns
 
     def _stop_after_end(self) -> Stop | None:
-        """Return the stop that refuses calls after the end of this context; None if it ended normally."""
+        """Return the stop that refuses calls after the end; None if it ended normally, below its limits."""
         raise NotImplementedError
 
     def _after_the_end(self, what: str) -> RunEnded:

@@ -154,6 +154,8 @@ def _check_recorded(event: CallEnded) -> tuple[int, str | None]:
     error: object = event.error
     if error is not None and not isinstance(error, str | BaseException):
         raise InvalidValue("error", error, "an exception, the name of its class, or None")
+    if event.stop_reason is not None:
+        checks.text("stop_reason", event.stop_reason, none="no reason")
     took: object = event.duration_ms
     if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= took <= 1e12:
         raise InvalidValue("duration_ms", took, "a finite, non-negative number of milliseconds")

@@ -178,8 +178,8 @@ class ToolCallTrace(CallEnded):
         self, *, tool_name: str = "", input: Any = None, output: Any = None, **fields: Unpack[CallFields]
     ) -> None:
         fields.setdefault("call_kind", "tool")
-        if tool_name:
-            fields["name"] = checks.text("tool_name", tool_name)
+        if checks.text("tool_name", tool_name):
+            fields["name"] = tool_name
         CallEnded.__init__(self, **fields)
         object.__setattr__(self, "input", input)
         object.__setattr__(self, "output", output)

@@ -149,13 +149,14 @@ asyncio.run(main())
         ("contain()", 'run.wrap_llm_call(ask, WrapOptions(model="gpt-4o"))', "export call 0.0026"),
         ("contain()", 'run.llm(ask, model="gpt-4o")', "export call 0.0026"),
         ("contain()", "run.llm(ask)", "call export 0.0026"),  # only the answer names the model
+        ("contain(metadata=ChainMetadata('r', 'c', model='gpt-4o'))", "run.llm(ask)", "export call 0.0026"),
         (
             "contain(prices=PriceBook(registered={'gpt-4o': Price(1, 2)}))",
             "run.llm(ask, model='gpt-4o')",
             "call 0.00102",
         ),
     ],
-    ids=["options", "argument", "no model", "registered"],
+    ids=["options", "argument", "no model", "metadata", "registered"],
 )
 def test_a_sync_call_on_an_event_loop_loads_the_table_while_its_function_runs(
     contained: str, call: str, expected: str
