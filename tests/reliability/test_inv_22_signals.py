@@ -303,6 +303,9 @@ def test_inv_22_real_signals_leave_accounts_and_tree_consistent() -> None:
                 held = [(level.held, level.steps_open, level.tokens_held) for level in levels]
                 assert held == [(0, 0, 0)] * 7, struck
                 assert not place._run.lock._is_owned()  # type: ignore[attr-defined]
+                for bill in place.unresolved():
+                    place.release(bill.call_id, by="Ada")
+                assert [level.unresolved for level in levels] == [0] * 7, struck
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
