@@ -23,8 +23,12 @@ import penstock
 from penstock import Budget, BudgetExceededError, ExecutionContext, RunSettings, contain
 from penstock.containment import accounts
 from penstock.containment.accounts import Account
+from penstock.money import to_nanos
 from penstock.runtime.call import running_call
+from penstock.runtime.locking import unlock
 from penstock.testing import check_history
+from penstock.tracing import execution_graph
+from penstock.tracing.events import SafetyTrace, ToolCallTrace
 from tests.soak import SOAK, scaled
 
 pytestmark = [pytest.mark.reliability]
@@ -36,10 +40,16 @@ INJECTED = {
         "containment/accounts.py",
         "containment/waiting.py",
         "runtime/admission.py",
+        "runtime/bills.py",
+        "runtime/call.py",
         "runtime/execution.py",
+        "runtime/locking.py",
+        "runtime/run.py",
         "runtime/settlement.py",
         "runtime/waiting.py",
         "tracing/execution_graph.py",
+        "tracing/record.py",
+        "tracing/stats.py",
     )
 }
 SIGNALS = scaled(1_000, soak=100_000)
@@ -109,16 +119,22 @@ def check(place: ExecutionContext, levels: list[Account], where: str) -> None:
     assert not run.queues, where
     open_calls = [record.name for record in run.graph.open_calls() if record is not run.graph.root]
     assert open_calls == [], where
-    figures = [
-        {name: getattr(level, name) for name in accounts.FIGURES if name not in ("retries",)} for level in levels
-    ]
+    figures = [{name: getattr(level, name) for name in accounts.FIGURES} for level in levels]
     assert all(one == figures[0] for one in figures), (where, figures)
     level = levels[0]
     assert (level.held, level.tokens_held, level.steps_open) == (0, 0, 0), where
     spent = level.committed - level.unresolved
-    assert spent == sum(record.cost for record in run.graph._ended), where
+    records = run.graph._ended
+    kept = sum(record.cost + (record.settled.cost if record.settled else 0) for record in records)
+    assert spent == kept + sum(folded.cost for folded in run.graph.folded.values()), where
+    assert level.unresolved == sum(to_nanos(bill.held_usd, "held") for bill in place.unresolved()), where
+    if not run.graph.folded:
+        assert level.retries == sum(record.retries for record in records), where
     assert run.first_call is None, where
     assert place.tool(lambda: "next", cost_hint_usd=0) == "next", where
+    # At last the readers: they have locks of their own, and count each entry once.
+    assert to_nanos(place.stats.total_cost, "cost") == spent, where
+    assert [event.seq for event in place.history()] == list(range(run.graph._first_seq, run.graph.seq + 1)), where
 
 
 def succeeds(place: ExecutionContext) -> None:
@@ -192,6 +208,80 @@ def test_inv_22_an_exception_at_any_instruction_leaves_accounts_and_tree_consist
     assert at > 200, "the injector saw the instructions"
 
 
+def left_unresolved(place: ExecutionContext) -> None:
+    def work() -> None:
+        raise ConnectionError("lost")
+
+    with suppress(ConnectionError):
+        place.llm(work, cost_hint_usd=0.5)
+
+
+def newest_bill(place: ExecutionContext) -> str:
+    return next(reversed(place._run.bills or {}))
+
+
+def resolves(place: ExecutionContext) -> None:
+    place.resolve(newest_bill(place), cost_usd=0.7, by="Ada", input_tokens=3)
+
+
+def releases(place: ExecutionContext) -> None:
+    place.release(newest_bill(place), by="Ada")
+
+
+def twenty_calls(place: ExecutionContext) -> None:
+    for _ in range(20):
+        succeeds(place)
+
+
+def ends_more_than_is_kept(place: ExecutionContext) -> None:
+    is_nested(place)
+
+
+def records_a_call_from_elsewhere(place: ExecutionContext) -> None:
+    place.record_event(ToolCallTrace(name="elsewhere", cost=0.25, cost_unknown=True))
+
+
+def reads(place: ExecutionContext) -> None:
+    assert place.stats.total_cost
+
+
+ACTS = [
+    (left_unresolved, resolves),
+    (left_unresolved, releases),
+    (succeeds, records_a_call_from_elsewhere),
+    (twenty_calls, ends_more_than_is_kept),
+    (twenty_calls, reads),
+]
+
+
+@pytest.mark.parametrize("depth", [1, 7] if SOAK else [2])
+@pytest.mark.parametrize(("prepare", "act"), ACTS, ids=lambda each: str(each.__name__))
+def test_inv_22_what_changes_a_run_beside_its_calls_is_done_wholly_or_not_at_all(
+    prepare: Callable[[ExecutionContext], None],
+    act: Callable[[ExecutionContext], None],
+    depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execution_graph, "TRIM_CHUNK", 4)
+    at = 0
+    while True:
+        at += STRIDE
+        place, levels = nested(depth, max_kept_calls=8 if prepare is twenty_calls else 100)
+        prepare(place)
+        with injecting(at) as injector:
+            act(place)
+        if not injector.where:
+            break
+        if act is reads:  # the injector strikes between the body and the end of a `with` block as well, no signal does
+            unlock(place._run.lock)
+        if act in (resolves, releases):  # also the name of the person is recorded, once
+            recorded = [event.kind for event in place.history() if isinstance(event, SafetyTrace)]
+            kept = list(place._run.safety_events or ())
+            assert len(recorded) == len(kept) == (not place.unresolved()), injector.where
+        check(place, levels, injector.where)
+    assert at > 200, "the injector saw the instructions"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a finalizer, and lost
 def test_inv_22_real_signals_leave_accounts_and_tree_consistent() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -213,14 +303,16 @@ def test_inv_22_real_signals_leave_accounts_and_tree_consistent() -> None:
                 held = [(level.held, level.steps_open, level.tokens_held) for level in levels]
                 assert held == [(0, 0, 0)] * 7, struck
                 assert not place._run.lock._is_owned()  # type: ignore[attr-defined]
+                for bill in place.unresolved():
+                    place.release(bill.call_id, by="Ada")
+                assert [level.unresolved for level in levels] == [0] * 7, struck
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert struck == SIGNALS
     assert running_call.get() is None
-    committed = {level.committed for level in levels}
-    assert len(committed) == 1
     assert [record.name for record in place._run.graph.open_calls()] == ["main"]
+    check(place, levels, "at the end")
 
 
 def test_inv_22_a_run_that_was_interrupted_has_a_consistent_history() -> None:

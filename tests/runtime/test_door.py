@@ -1184,6 +1184,25 @@ def test_a_halt_is_free_alone_and_not_in_a_group_with_a_failure(
 
 
 @pytest.mark.requirement("X-1")
+@pytest.mark.parametrize("with_a_cancel", [False, True], ids=["failures alone", "with a cancel from below"])
+@pytest.mark.parametrize("way", ["call_llm", "acall_llm"])
+def test_a_group_of_errors_with_a_failure_of_unknown_bill_is_not_free(way: str, with_a_cancel: bool) -> None:
+    free = Boom()
+    free.penstock_free = True  # type: ignore[attr-defined]
+    errors = [free, Boom(), *([CancelledError("below")] if with_a_cancel else [])]
+
+    def fails() -> None:
+        raise BaseExceptionGroup("several", errors)
+
+    run = ExecutionContext(ExecutionConfig(1, 10, None))
+    pending = getattr(run, way)(fails, QUARTER)
+    outcome = asyncio.run(pending) if asyncio.iscoroutine(pending) else pending
+    assert outcome.decision is (Decision.HALT if with_a_cancel else Decision.RETRY)
+    assert money(run) == (0, 0, 0.25)
+    whole(run)
+
+
+@pytest.mark.requirement("X-1")
 @pytest.mark.parametrize(("error", "spent"), [(Boom(), 0), (Billed(), 0.04)], ids=["unknown", "billed"])
 def test_the_release_setting_gives_back_the_hold_of_an_unknown_bill_but_not_of_a_known_one(
     error: Exception, spent: float

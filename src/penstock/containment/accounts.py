@@ -124,6 +124,14 @@ class Account:
 
 def set_limits(account: Account, limits: Limits) -> None:
     """Give the account these ceilings from now on; what was taken stays taken."""
+    try:
+        _write_limits(account, limits)
+    except BaseException:  # from a signal handler: all ceilings are written before it passes
+        _write_limits(account, limits)
+        raise
+
+
+def _write_limits(account: Account, limits: Limits) -> None:
     account.limits = limits
     account.max_cost = limits.cost_nanos
     account.max_steps = limits.steps
@@ -434,11 +442,21 @@ def leave_unresolved(held: Taken) -> None:
 
 
 def charge(
-    account: Account, cost: int, tokens_in: int, tokens_out: int, api_calls: int, steps: int = 0, retries: int = 0
+    account: Account,
+    cost: int,
+    tokens_in: int,
+    tokens_out: int,
+    api_calls: int,
+    steps: int = 0,
+    retries: int = 0,
+    charged: Taken | None = None,
 ) -> None:
-    """Count what was spent and done outside any hold; it may pass a ceiling, and then nothing more starts."""
-    tokens = tokens_in + tokens_out
-    _change(account, None, None, cost, 0, 0, steps, steps, 0, tokens, 0, 0, tokens_in, tokens_out, api_calls, retries)
+    """Count what was spent and done outside any hold; it may pass a ceiling, and then nothing more starts.
+
+    `charged`, if passed, is settled by it: a handler that finishes an interrupted change sees whether this was done.
+    """
+    tokens, counted = tokens_in + tokens_out, (tokens_in, tokens_out, api_calls, retries)
+    _change(account, charged, "settled", cost, 0, 0, steps, steps, 0, tokens, 0, 0, *counted)
 
 
 def put_under(account: Account, parent: Account) -> None:

@@ -70,27 +70,19 @@ class Ledger:
     ) -> None:
         """Replace the hold by what the call really used; also for a hold that was left unresolved."""
         _check_amounts(cost_nanos=cost_nanos, tokens_in=tokens_in, tokens_out=tokens_out)
-        with self.lock:
-            accounts.settle(held, cost_nanos, tokens_in, tokens_out, succeeded)
-            self._changed()
+        self._change(lambda: accounts.settle(held, cost_nanos, tokens_in, tokens_out, succeeded))
 
     def release(self, held: Hold) -> None:
         """The call failed and cost nothing."""
-        with self.lock:
-            accounts.release(held)
-            self._changed()
+        self._change(lambda: accounts.release(held))
 
     def withdraw(self, held: Hold) -> None:
         """The call never ran."""
-        with self.lock:
-            accounts.withdraw(held)
-            self._changed()
+        self._change(lambda: accounts.withdraw(held))
 
     def leave_unresolved(self, held: Hold) -> None:
         """The call is over and its bill is unknown: what it held stays taken."""
-        with self.lock:
-            accounts.leave_unresolved(held)
-            self._changed()
+        self._change(lambda: accounts.leave_unresolved(held))
 
     def draw_retry(self, account: Account) -> bool:
         """Take one retry from every level; False if one has none left."""
@@ -99,9 +91,18 @@ class Ledger:
 
     def grant(self, account: Account, limits: Ceilings) -> None:
         """Replace the ceilings of an account; what was taken stays taken."""
+        ceilings = as_limits(limits)
+        self._change(lambda: accounts.set_limits(account, ceilings))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        """Make a change, and admit the calls that waited for it: also if a signal handler raises in between."""
         with self.lock:
-            accounts.set_limits(account, as_limits(limits))
-            self._changed()
+            try:
+                change()
+                self._changed()
+            except BaseException:
+                self._changed()
+                raise
 
     def _changed(self) -> None:
         if self.room.queues:

@@ -7,6 +7,7 @@ recorded as a safety event with the person's name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,8 +17,10 @@ from penstock.clock import utc_from_ns
 from penstock.containment.safety import Decision, SafetyEvent
 from penstock.errors import InvalidValue, LedgerError
 from penstock.money import Usd, format_usd, to_nanos, to_usd
+from penstock.runtime.billing.usage import Usage
 from penstock.runtime.call import Call
 from penstock.runtime.handle import Handle
+from penstock.runtime.locking import unlock
 from penstock.runtime.run import OpenBill, Run
 
 RESOLVED, RELEASED = "bill_resolved", "bill_released"
@@ -59,26 +62,31 @@ def resolve(place: Handle, call_id: str, cost_usd: Usd, by: str, input_tokens: i
     """Settle an unresolved bill at its amount, which may be more than its hold; record who did it."""
     by, cost = check_person(by), to_nanos(cost_usd, "cost_usd")
     call, bill = _open_bill(place._run, call_id)
-    call.settle(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens)
+    usage = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens)
     message = f"{by} resolved the bill of call {call_id} at {format_usd(cost)}; it held {format_usd(call._held_cost)}"
-    _record(place, bill, RESOLVED, message, {"by": by, "cost_usd": to_usd(cost)})
+    call._settle(usage, _recorder(place, bill, RESOLVED, message, {"by": by, "cost_usd": to_usd(cost)}))
 
 
 def release(place: Handle, call_id: str, by: str) -> None:
     """Release the hold of a call that was not billed; record who did it."""
     by = check_person(by)
     call, bill = _open_bill(place._run, call_id)
-    call.release()
     message = f"{by} released the bill of call {call_id}; it held {format_usd(call._held_cost)}"
-    _record(place, bill, RELEASED, message, {"by": by, "cost_usd": 0.0})
+    call._release(_recorder(place, bill, RELEASED, message, {"by": by, "cost_usd": 0.0}))
 
 
 def _open_bill(run: Run, call_id: str) -> tuple[Call, OpenBill]:
     """Return the call with an unresolved bill; LedgerError if there is none of that id."""
     checks.text("call_id", call_id)
-    with run.lock:
+    lock = run.lock
+    try:  # in place of `with`: see `locking`
+        lock.acquire()
         bill = (run.bills or {}).get(call_id)
         earlier = [] if run.safety_events is None else [*run.safety_events]
+        lock.release()
+    except BaseException:
+        unlock(lock)
+        raise
     if bill is None:
         raise LedgerError(f"run {run.id!r} has no unresolved bill of call {call_id!r}; list them with unresolved()")
     call = bill.held
@@ -101,7 +109,10 @@ def _shown(run: Run, bill: OpenBill) -> UnresolvedBill:
     return UnresolvedBill(record.node_id, record.name, record.model, cost_usd, tokens, ended_at, bill.reason)
 
 
-def _record(place: Handle, bill: OpenBill, event_type: str, message: str, facts: dict[str, Any]) -> None:
+def _recorder(
+    place: Handle, bill: OpenBill, event_type: str, message: str, facts: dict[str, Any]
+) -> Callable[[], None]:
+    """Return what records the resolution, once, however often the change that it is part of calls it."""
     run = place._run
     event = SafetyEvent(
         event_type=event_type,
@@ -112,4 +123,10 @@ def _record(place: Handle, bill: OpenBill, event_type: str, message: str, facts:
         ts=run.wall_time(),
         metadata=run.about(bill.record) | {"held_usd": to_usd(bill.held._held_cost), **facts},
     )
-    run.record_safety(event, place._source, bill.record)
+
+    def record() -> None:
+        newest = run.safety_events[-1] if run.safety_events else None
+        if newest is not event:  # with the lock, so that nothing else was recorded since
+            run.record_safety(event, place._source, bill.record)
+
+    return record

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.containment import accounts
-from penstock.containment.accounts import Taken
+from penstock.containment.accounts import Account, Taken
 from penstock.containment.limits import BudgetExceededError
 from penstock.containment.safety import Decision, ToolCallContext
 from penstock.containment.shield import Verdict
@@ -18,6 +18,7 @@ from penstock.runtime.billing.usage import Usage
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.durable.shared import note_late_bill, note_unknown
 from penstock.runtime.handle import Handle
+from penstock.runtime.locking import all_or_nothing
 from penstock.runtime.metering import measure
 from penstock.runtime.streams import Output
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
@@ -177,35 +178,62 @@ class Call(Taken):
         output_tokens: int = 0,
     ) -> None:
         """Settle a call with an unknown bill at its actual cost; raise LedgerError if its bill is known."""
-        usage = Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens)
-        run, cost = self.context._run, usage.cost_nanos or 0
+        self._settle(Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens))
+
+    def _settle(self, usage: Usage, record: Callable[[], None] | None = None) -> None:
+        """Settle the bill; `record`, which may be called again, records who settled it, in the same act."""
+        run, cost, tokens = self.context._run, usage.cost_nanos or 0, (usage.input_tokens, usage.output_tokens)
         now_ns = run.now()
-        with run.lock:
-            if self.state == "unresolved":
-                accounts.settle(self, cost, input_tokens, output_tokens, False)
-            elif self.unknown:
-                accounts.charge(self.context._account, cost, input_tokens, output_tokens, 0)
-            else:
-                raise LedgerError(f"the bill of call {self.node_id} is not open")
-            was_unknown, self.unknown = self.unknown, False
-            run.unknown_costs -= was_unknown
-            run.graph.settle_late(self.record, now_ns, cost, input_tokens, output_tokens)
+        paid: Taken | None = None
+        unknown_costs, was_unknown = 0, False
+
+        def change() -> None:
+            nonlocal paid, unknown_costs, was_unknown
+            if paid is None:
+                if self.state != "unresolved" and not self.unknown:
+                    raise LedgerError(f"the bill of call {self.node_id} is not open")
+                unknown_costs, was_unknown = run.unknown_costs - self.unknown, self.unknown
+                paid = self if self.state == "unresolved" else Taken()
+            if paid.state == "unresolved":
+                accounts.settle(self, cost, *tokens, False)
+            elif paid.state is None:
+                accounts.charge(self.context._account, cost, *tokens, 0, charged=paid)
+            run.unknown_costs, self.unknown = unknown_costs, False
+            run.graph.settle_late(self.record, now_ns, cost, *tokens)
+            if record is not None:
+                record()
             if run.queues:
                 run.room.changed(now_ns)
+
+        all_or_nothing(run.lock, change)
         if run.shared is not None:
             if was_unknown:
                 note_unknown(run.shared, self)
-            note_late_bill(run.shared, self, cost, input_tokens, output_tokens)
+            note_late_bill(run.shared, self, cost, *tokens)
 
     def release(self) -> None:
         """Release the hold of a call with an unresolved bill, which cost nothing; LedgerError if it has none."""
+        self._release()
+
+    def _release(self, record: Callable[[], None] | None = None) -> None:
+        """Release the hold; `record`, which may be called again, records who released it, in the same act."""
         run = self.context._run
-        with run.lock:
-            if self.state != "unresolved":
+        now_ns = run.now()
+        was_open = False
+
+        def change() -> None:
+            nonlocal was_open
+            if not was_open and self.state != "unresolved":
                 raise LedgerError(f"the bill of call {self.node_id} is not open")
-            accounts.release(self)
+            was_open = True
+            if self.state == "unresolved":
+                accounts.release(self)
+            if record is not None:
+                record()
             if run.queues:
-                run.room.changed(run.now())
+                run.room.changed(now_ns)
+
+        all_or_nothing(run.lock, change)
         if run.shared is not None:
             note_late_bill(run.shared, self, 0, 0, 0)
 
@@ -262,6 +290,21 @@ def describe(call: Call, tokens_in: int | None = None, tokens_out: int | None = 
         tokens_out=tokens_out,
     )
     return about
+
+
+def draw_retry(account: Account, record: CallRecord) -> bool:
+    """Take one retry from every level and count it for the record; False if none is left. The caller holds the lock."""
+    before, counted = account.retries, record.extras._replace(retries=record.retries + 1)
+    drawn = False
+    try:
+        drawn = accounts.draw_retry(account)
+        if drawn:
+            record.extras = counted
+    except BaseException:
+        if account.retries > before:
+            record.extras = counted
+        raise
+    return drawn
 
 
 def interruption(error: BaseException) -> Stop:

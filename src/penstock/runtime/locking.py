@@ -14,14 +14,40 @@ every call passes through do the same at half the cost:
 Both are inside `try` because a signal handler may raise as soon as `acquire` has returned and just before `release`.
 A handler may also raise while the thread still waits, or after the release, so `unlock` checks whether the thread has
 the lock.
+
+What happens rarely uses `all_or_nothing`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+
+from penstock.errors import LedgerError
 
 
 def unlock(lock: threading.RLock) -> None:
     """Release the lock, if this thread has it."""
     if lock._is_owned():  # type: ignore[attr-defined]
         lock.release()
+
+
+def all_or_nothing(lock: threading.RLock, change: Callable[[], None]) -> None:
+    """Call `change` with the lock; if a signal handler raises in the middle, call it again before the error passes.
+
+    So `change` passes over what it has done before. A LedgerError is its refusal: it has not changed anything then.
+    """
+    try:
+        lock.acquire()
+        change()
+        lock.release()
+    except LedgerError:
+        unlock(lock)
+        raise
+    except BaseException:
+        try:
+            if lock._is_owned():  # type: ignore[attr-defined]
+                change()
+        finally:
+            unlock(lock)
+        raise

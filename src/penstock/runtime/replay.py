@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.containment import accounts
-from penstock.runtime.call import Call, running_call
+from penstock.runtime.call import Call, draw_retry, running_call
 from penstock.runtime.durable.journal import COST_UNKNOWN, Journal
 from penstock.runtime.durable.ports import EntryKind, JournalEntry
 from penstock.runtime.handle import Handle
@@ -21,7 +21,6 @@ from penstock.tracing.record import (
     NOT_WHOLE,
     OPEN,
     CallRecord,
-    count_retry,
     keep_payload,
     mark_cost_unknown,
     mark_not_whole,
@@ -59,7 +58,7 @@ def replay(
         record = _write(context, _parent(context), entry, name, now_ns, about, below, payload)
         for inner in below:
             if is_failure(inner.key):
-                _draw_retry(context, record)
+                draw_retry(context._account, record)  # as it was drawn then, if one is left
         if run.results is not None:
             run.results.append((record, value))
         else:
@@ -86,7 +85,7 @@ def replay_failure(
             if inner.kind in KINDS:
                 _write(context, record, inner, _name(inner), now_ns, None, ())
             elif is_failure(inner.key):
-                _draw_retry(context, record)
+                draw_retry(context._account, record)
         run.graph.end(record, now_ns, "fail", stop_reason=error["message"], error_class=error["error"])
     journal.replayed += len(below)
 
@@ -94,12 +93,6 @@ def replay_failure(
 def is_failure(key: str) -> bool:
     """Return whether the entry with this key records a failed attempt."""
     return key.rpartition("/")[2].startswith(f"{FAILED}:")
-
-
-def _draw_retry(context: Handle, record: CallRecord) -> None:
-    """Count a retry that was drawn earlier, if any are left. The caller holds the lock."""
-    if accounts.draw_retry(context._account):
-        count_retry(record)
 
 
 def _parent(context: Handle) -> CallRecord:

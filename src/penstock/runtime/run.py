@@ -28,6 +28,7 @@ from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.durable.journal import Journal
 from penstock.runtime.durable.shared import SharedBudget, note_charge
+from penstock.runtime.locking import all_or_nothing, unlock
 from penstock.runtime.observers import Observers
 from penstock.runtime.streams import IncompleteOutput
 from penstock.stops import Stop, StopReason
@@ -57,6 +58,7 @@ from penstock.tracing.payloads import (
 )
 from penstock.tracing.record import (
     NOT_WHOLE,
+    OPEN,
     RUN_BEGINS,
     CallRecord,
     Source,
@@ -435,18 +437,34 @@ class Run:
         if self.payloads is not None and isinstance(event, ModelCallTrace | ToolCallTrace):
             payload = Payload(self.payloads.capture(event.input), self.payloads.capture(event.output))
         now_ns = self.now()
-        with self.lock:
-            call = self.graph.begin(parent, event.call_kind, event.name, event.model, source, now_ns - duration_ns)
-            accounts.charge(account, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
-            if isinstance(event.finish_reason, str) and event.finish_reason in NOT_WHOLE:
-                mark_not_whole(call, event.finish_reason)
-            if payload is not None:
-                keep_payload(call, payload)
-            if event.cost_unknown:
-                mark_cost_unknown(call)
-                self.unknown_costs += 1
-            status = "fail" if error else event.status
-            self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
+        charged, api_calls = Taken(), self.worst_case[event.call_kind].api_calls
+        call: CallRecord | None = None
+        unknown_costs = 0
+
+        def change() -> None:
+            nonlocal call, unknown_costs
+            if call is None:
+                unknown_costs = self.unknown_costs + event.cost_unknown
+                begun = (one for one in self.graph.open_calls() if one.owner is charged)
+                call = next(begun, None) or self.graph.begin(
+                    parent, event.call_kind, event.name, event.model, source, now_ns - duration_ns, owner=charged
+                )
+            if charged.state is None:
+                accounts.charge(account, cost, tokens_in, tokens_out, api_calls, charged=charged)
+            self.unknown_costs = unknown_costs
+            if call.end_seq == OPEN:
+                if isinstance(event.finish_reason, str) and event.finish_reason in NOT_WHOLE:
+                    mark_not_whole(call, event.finish_reason)
+                if payload is not None:
+                    keep_payload(call, payload)
+                if event.cost_unknown:
+                    mark_cost_unknown(call)
+                status = "fail" if error else event.status
+                self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
+            call.owner = None
+
+        all_or_nothing(self.lock, change)
+        assert call is not None
         if self.shared is not None:
             note_charge(self.shared, call, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
 
@@ -517,19 +535,27 @@ class Run:
 
     def record_safety(self, event: SafetyEvent, source: Source, call: CallRecord | None) -> None:
         """Record a safety event of a hook or of a caller."""
-        self.keep_safety_event(event)
-        self.record(
-            SafetyTrace(
-                event_type=event.event_type,
-                decision=str(event.decision),
-                reason=event.reason,
-                hook=event.hook,
-                request_id=event.request_id,
-                metadata=event.metadata,
-            ),
-            source,
-            call,
+        trace: TraceEvent = SafetyTrace(
+            event_type=event.event_type,
+            decision=str(event.decision),
+            reason=event.reason,
+            hook=event.hook,
+            request_id=event.request_id,
+            metadata=event.metadata,
         )
+        now_ns = self.now()
+        placed: TraceEvent | None = None
+
+        def change() -> None:
+            nonlocal placed
+            if not self.safety_events or self.safety_events[-1] is not event:
+                self._append_safety_event(event)
+            if placed is None and not self.graph.closed:
+                placed = replace(trace, **self.where(source, call, now_ns))
+            if placed is not None:
+                self.graph.append(placed)
+
+        all_or_nothing(self.lock, change)
 
     def record_unpriced(self, source: Source, call: CallRecord) -> None:
         """Record that the cost of a call is not limited because its model has no price, once for each model."""
@@ -584,17 +610,26 @@ class Run:
     def keep_safety_event(self, event: SafetyEvent) -> None:
         """Keep the event; when there is no room, drop and count the oldest."""
         with self.lock:
-            if self.safety_events is None:
-                self.safety_events = deque(maxlen=self.settings.max_safety_events)
-            if len(self.safety_events) == self.safety_events.maxlen:
-                self.safety_dropped += 1
-            self.safety_events.append(event)
+            self._append_safety_event(event)
+
+    def _append_safety_event(self, event: SafetyEvent) -> None:
+        """Keep the event. The caller holds the lock."""
+        if self.safety_events is None:
+            self.safety_events = deque(maxlen=self.settings.max_safety_events)
+        if len(self.safety_events) == self.safety_events.maxlen:
+            self.safety_dropped += 1
+        self.safety_events.append(event)
 
     def partial_results(self) -> Mapping[str, Any]:
         """Return the results so far by call name, prefixed with the path of the child context; a repeated name has its
         call id appended. The output of stopped streams follows the results."""
-        with self.lock:
+        try:  # in place of `with`: see `locking`
+            self.lock.acquire()
             kept = [*(self.results or ()), *(self.incomplete or ())]
+            self.lock.release()
+        except BaseException:
+            unlock(self.lock)
+            raise
         results: dict[str, Any] = {}
         for call, value in kept:
             name = call.result_name

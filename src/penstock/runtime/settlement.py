@@ -24,7 +24,7 @@ from penstock.runtime.billing.usage import (
     read_usage,
     usage_of_failure,
 )
-from penstock.runtime.call import RETRY, Call, describe, interruption, stop_of
+from penstock.runtime.call import RETRY, Call, describe, draw_retry, interruption, stop_of
 from penstock.runtime.durable.shared import note_charge, note_end, note_late_bill, note_unknown
 from penstock.runtime.handle import Handle
 from penstock.runtime.locking import unlock
@@ -39,7 +39,6 @@ from penstock.tracing.record import (
     ONLY_COST_UNKNOWN,
     OPEN,
     CallRecord,
-    count_retry,
     keep_payload,
     mark_cost_unknown,
     mark_not_whole,
@@ -346,9 +345,7 @@ def end_failed(call: Call, error: Exception, never_ran: bool = False) -> None:
     drawn = error is call.failed_below
     if not drawn:
         with run.lock:
-            drawn = accounts.draw_retry(call.context._account)
-            if drawn:
-                count_retry(record)
+            drawn = draw_retry(call.context._account, record)
     free = never_ran or is_free_failure(error)
     settle_and_end(call, "fail", _failure_bill(call, error), free, message, error)
     if run.breaker is not None:
@@ -457,8 +454,13 @@ def _error_line(error: BaseException, message: str) -> str:
 
 def _leave_unresolved(run: Run, call: Call, reason: str, now_ns: int) -> None:
     """Leave the hold of a call whose bill is unknown, until it is resolved. The caller holds the lock."""
-    accounts.leave_unresolved(call)
-    run.keep_bill(call, call.record, reason, now_ns)
+    try:
+        accounts.leave_unresolved(call)
+        run.keep_bill(call, call.record, reason, now_ns)
+    except BaseException:
+        if call.state == "unresolved":  # a bill that is not kept could never be resolved
+            run.keep_bill(call, call.record, reason, now_ns)
+        raise
 
 
 def _note_unknown(call: Call, unknown: bool) -> None:

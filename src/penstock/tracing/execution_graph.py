@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from operator import add
 from typing import Any
 
@@ -114,7 +115,8 @@ class ExecutionGraph:
         """See `_ended_by_number`; None until a finished call is looked up."""
         self._last_number = 0
         self._closed = False
-        self._fold_lock = threading.Lock()
+        self._fold_lock = threading.RLock()
+        """Held while entries are counted. It knows its owner: a finalizer that ends a call may run meanwhile."""
         self._tallies: Tallies | None = None
         """Created on first use."""
         self._counted = NOTHING_COUNTED
@@ -243,18 +245,27 @@ class ExecutionGraph:
         if self._closed or call.settled is not None:
             return
         late = Settlement(call, self.seq + 1, now_ns, cost, tokens_in, tokens_out)
-        self._log.append(late)
-        call.extras = call.extras._replace(settled=late)
+        settled, folded = call.extras._replace(settled=late), self.folded
         if call.folded_from is not None and (above := self._kept_above(call)) is not None:
-            self.folded[above.number] = views.fold_late(self.folded.get(above.number), late)
+            folded = {**folded, above.number: views.fold_late(folded.get(above.number), late)}
+        try:
+            self._log.append(late)
+            self.folded = folded
+            call.extras = settled
+        except BaseException:
+            if self._log[-1] is late:
+                self.folded, call.extras = folded, settled
+            raise
         if self.max_kept is not None:
             self._trim_excess(self.max_kept)
         if self.notify is not None:
             self.notify()
 
     def append(self, event: TraceEvent | IterationMark | RunMark) -> None:
-        """Write an event whose `seq` is `self.seq + 1`. The caller holds the lock."""
+        """Write an event whose `seq` is `self.seq + 1`, unless it is the newest one. The caller holds the lock."""
         log, max_kept = self._log, self.max_kept
+        if log and log[-1] is event:  # a handler finishes what was interrupted
+            return
         log.append(event)
         if max_kept is not None and len(log) > max_kept * EVENTS_PER_CALL_KEPT:
             self._trim_excess(max_kept)
@@ -521,53 +532,86 @@ class ExecutionGraph:
         return self._tallies
 
     def _absorb(self, entries: Sequence[object]) -> None:
-        counted, sums = self._counted, self._sums()
-        sums.absorb(entries, counted.seq + 1)
-        copied = Tally()
-        copied.include(sums.run)
+        """Count these entries. The caller holds the fold lock."""
+        counted, more = self._counted, Tallies()
+        more.absorb(entries, counted.seq + 1)
+        sums = self._sums().plus(more)
         # In one assignment: a capture reads it under the lock, and this thread may hold the fold lock alone.
-        self._counted = Counted(counted.seq + len(entries), copied)
+        counted = Counted(counted.seq + len(entries), sums.run)
+        try:
+            self._tallies = sums
+            self._counted = counted
+        except BaseException:  # from a signal handler: an entry is counted once
+            self._tallies, self._counted = sums, counted
+            raise
 
     def _fold_oldest(self, max_kept: int) -> None:
-        """Fold some finished calls, the oldest, each into its nearest ancestor that is kept: many at once cost less."""
+        """Fold some finished calls, the oldest, each into its nearest ancestor that is kept: many at once cost less.
+
+        What they become is worked out first, and then written: all of it, also if a signal handler raises meanwhile.
+        """
         ended = self._ended
         if isinstance(ended, list):  # a short run, as most are, needs no more than a list
             ended = self._ended = deque(ended)
         if ended[0] is self.root:
             ended.rotate(-1)
-        root, folded, index = self.root, self.folded, self._index
+        root, folded = self.root, self.folded
         sums: dict[int, list[int]] = {}
+        after: dict[int, tuple[CallRecord, CallExtras, CallRecord | None]] = {}
         mark = unpriced = NO_EXTRAS
         parent = kept = row = None
-        for _ in range(max(1, min(max_kept // 8, FOLD_CHUNK))):
-            if not ended or ended[0] is root:
+        for call in islice(ended, max(1, min(max_kept // 8, FOLD_CHUNK))):
+            if call is root:
                 break
-            call = ended.popleft()
-            if index is not None:
-                index.pop(call.number, None)
             if mark is NO_EXTRAS or call.parent is not parent:  # most stand beside those that the same call made
-                parent, kept = call.parent, self._kept_above(call)
+                parent, kept = call.parent, self._kept_above(call, after)
                 mark = CallExtras(folded_from=0 if parent is None else parent.number)
                 unpriced = mark._replace(cost_unknown=True)
                 row = None if kept is None else sums.setdefault(kept.number, [0] * len(views.Folded._fields))
             if call.extras is NO_EXTRAS:
-                call.extras = mark
+                extras = mark
             elif call.extras is ONLY_COST_UNKNOWN:
-                call.extras = unpriced
+                extras = unpriced
             else:
-                call.extras = call.extras._replace(folded_from=mark.folded_from, payload=None)
-            call.parent = kept
+                extras = call.extras._replace(folded_from=mark.folded_from, payload=None)
+            number = call.number
+            after[number] = call, extras, kept
             if row is not None:
                 _sum_up(row, call)
-                for inside in (sums, folded):
-                    if call.number in inside:
-                        row[:] = map(add, row, inside.pop(call.number))
-        for number, more in sums.items():
-            folded[number] = views.fold(folded.get(number), more)
+                if number in sums:
+                    row[:] = map(add, row, sums.pop(number))
+                if number in folded:
+                    row[:] = map(add, row, folded[number])
+        rows = {number: views.fold(folded.get(number), more) for number, more in sums.items()}
+        left = len(ended) - len(after)
+        try:
+            self._write_folded(ended, left, after, rows)
+        except BaseException:
+            self._write_folded(ended, left, after, rows)
+            raise
 
-    def _kept_above(self, call: CallRecord) -> CallRecord | None:
+    def _write_folded(
+        self,
+        ended: deque[CallRecord],
+        left: int,
+        after: Mapping[int, tuple[CallRecord, CallExtras, CallRecord | None]],
+        rows: Mapping[int, views.Folded],
+    ) -> None:
+        folded, index = self.folded, self._index
+        for number, (call, extras, kept) in after.items():
+            call.extras = extras
+            call.parent = kept
+            if number in folded:
+                del folded[number]
+            if index is not None:
+                index.pop(number, None)
+        folded.update(rows)
+        while len(ended) > left:
+            ended.popleft()
+
+    def _kept_above(self, call: CallRecord, folded_now: Collection[int] = ()) -> CallRecord | None:
         above = call.parent
-        while above is not None and above.folded_from is not None:
+        while above is not None and (above.folded_from is not None or above.number in folded_now):
             above = above.parent
         return above
 
@@ -576,16 +620,29 @@ class ExecutionGraph:
         excess = len(self._log) - max_kept * EVENTS_PER_CALL_KEPT
         uncounted = self._first_seq + excess - 1 - self._counted.seq
         is_worth_it = excess >= max(TRIM_CHUNK, max_kept // 2)
-        # A reader that is counting holds the fold lock and wants ours next: never wait for it here.
-        if (uncounted >= TRIM_CHUNK or is_worth_it) and self._fold_lock.acquire(blocking=False):
-            try:
+        fold_lock = self._fold_lock
+        if not (uncounted >= TRIM_CHUNK or is_worth_it) or fold_lock._is_owned():  # type: ignore[attr-defined]
+            return
+        try:
+            # A reader that is counting holds the fold lock and wants ours next: never wait for it here.
+            if fold_lock.acquire(blocking=False):
                 if uncounted > 0:
                     self._absorb(self._since(self._counted.seq, uncounted))
                 if is_worth_it:
-                    del self._log[:excess]
-                    self._first_seq += excess
-            finally:
-                self._fold_lock.release()
+                    self._drop_oldest(excess)
+        finally:
+            if fold_lock._is_owned():  # type: ignore[attr-defined]  # also if a signal handler has raised in between
+                fold_lock.release()
+
+    def _drop_oldest(self, excess: int) -> None:
+        log, left, first_seq = self._log, len(self._log) - excess, self._first_seq + excess
+        try:
+            del log[:excess]
+            self._first_seq = first_seq
+        except BaseException:
+            if len(log) == left:
+                self._first_seq = first_seq
+            raise
 
 
 def _sum_up(row: list[int], call: CallRecord) -> None:

@@ -167,6 +167,20 @@ class Tallies:
                     late[TOKENS_OUT] += entry.tokens_out
                     late[UNKNOWN] -= entry.call.cost_unknown and entry.cost > 0
 
+    def plus(self, more: Tallies) -> Tallies:
+        """The sums of both; neither is changed."""
+        if not self.own:
+            return more
+        total = Tallies()
+        total.own = {**self.own, **more.own}
+        total.run.include(self.run)
+        total.run.include(more.run)
+        for source in self.own.keys() & more.own.keys():
+            total.own[source] = tally = Tally()
+            tally.include(self.own[source])
+            tally.include(more.own[source])
+        return total
+
     def of(self, source: Source) -> ExecutionStats:
         """What `source` used, its children included, with its own part apart."""
         own = self.own.get(source) or Tally()
