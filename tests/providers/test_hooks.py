@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.providers.hooks import HookFailed, Hooks, Patch, built_on
+from penstock.testing.provider import FakeProviderServer
 
 LIBRARY = """
 class Transport:
@@ -417,6 +419,38 @@ def test_real_libraries_that_are_instrumented_before_and_after_ours_count_each_r
     program = INSTRUMENTED.format(wraps=wraps)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "3 0 True True\n" * 3, done.stderr
+
+
+IMPORTED_LATE = """
+import asyncio, json, sys
+from penstock import Price, contain, contained
+
+LIBRARIES = {"aiohttp", "botocore", "http.client", "httpx", "httpx2", "lm15", "requests", "urllib3"}
+assert LIBRARIES.isdisjoint(sys.modules), LIBRARIES & sys.modules.keys()
+with contain(max_cost_usd=1, prices={"fake-1": Price(3, 15)}) as run, contained(run):
+    from tests.providers.shapes import SHAPES
+    from tests.providers.stack_calls import ASYNC, CHAT, SYNC, chat, over_botocore
+
+    assert LIBRARIES <= sys.modules.keys()
+    for send in SYNC:
+        send(sys.argv[1] + CHAT, chat())
+    for asend in ASYNC:
+        asyncio.run(asend(sys.argv[1] + CHAT, chat()))
+    over_botocore(sys.argv[1] + SHAPES["converse"].path, SHAPES["converse"].body)
+    requests = len(SYNC) + len(ASYNC) + 1
+print(json.dumps([requests, run.balance.attempts, run.uncontained_requests, run.balance.spent_nanos]))
+"""
+
+
+def test_real_libraries_that_are_imported_inside_a_block_are_contained() -> None:
+    with FakeProviderServer() as server:
+        done = subprocess.run(
+            [sys.executable, "-c", IMPORTED_LATE, server.url], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        requests, attempts, uncontained, spent_nanos = json.loads(done.stdout)
+        assert requests == attempts == len(server.requests)
+        assert (uncontained, spent_nanos) == (0, server.invoice.total_nanos)
 
 
 def test_a_method_without_the_parameter_that_is_needed_is_named(library: str, module: ModuleType) -> None:

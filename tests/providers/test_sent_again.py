@@ -449,19 +449,46 @@ async def test_a_middleware_that_sends_a_request_elsewhere_sends_it_to_a_model()
     assert server.requests == ()
 
 
-async def test_a_compressed_answer_to_a_request_that_is_no_models_is_decompressed_by_aiohttp() -> None:
-    async def compressed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(packed)}\r\n\r\n"
-        writer.write(head.encode() + packed)
-        await writer.drain()
-        writer.close()
-
+async def compressed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a request with a compressed greeting."""
     packed = gzip.compress(b"hello")
+    await reader.readuntil(b"\r\n\r\n")
+    head = f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(packed)}\r\n\r\n"
+    writer.write(head.encode() + packed)
+    await writer.drain()
+    writer.close()
+
+
+async def test_a_compressed_answer_to_a_request_that_is_no_models_is_decompressed_by_aiohttp() -> None:
     async with FakeProviderServer() as provider, await asyncio.start_server(compressed, "127.0.0.1") as plain:
         port = plain.sockets[0].getsockname()[1]
         with limits(provider, max_cost_usd=0):
             assert await over_aiohttp(f"http://127.0.0.1:{port}/search") == b"hello"
+
+
+async def test_a_compressed_answer_that_a_resolver_needs_for_a_model_request_is_decompressed_by_aiohttp() -> None:
+    class OverHttp(aiohttp.abc.AbstractResolver):
+        """Looks names up with requests of its own."""
+
+        async def resolve(self, host: str, port: int = 0, family: Any = 0) -> list[Any]:
+            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{plain_port}/") as found:
+                answers.append(await found.read())
+            return [{"hostname": host, "host": "127.0.0.1", "port": port, "family": family, "proto": 0, "flags": 0}]
+
+        async def close(self) -> None:
+            pass
+
+    answers: list[bytes] = []
+    async with FakeProviderServer() as provider, await asyncio.start_server(compressed, "127.0.0.1") as plain:
+        plain_port = plain.sockets[0].getsockname()[1]
+        with limits(provider, max_cost_usd=1) as run:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=OverHttp())) as session,
+                session.post(provider.url.replace("127.0.0.1", "model.example") + CHAT, json=chat()) as response,
+            ):
+                assert b"hello" in await response.read()
+    assert answers == [b"hello"]
+    assert run.balance.attempts == 1
 
 
 # Around the transports of httpx.

@@ -212,12 +212,13 @@ def test_a_stop_while_a_sync_request_connects_sends_nothing(call: Call, monkeypa
 @pytest.mark.parametrize("call", ASYNC_CALLS)
 @pytest.mark.parametrize("fate", [HANGS, HANGS_IN_THE_MIDDLE], ids=["before the answer", "in the middle"])
 async def test_the_deadline_of_the_run_frees_a_task(call: AsyncCall, fate: Say) -> None:
-    async with FakeProviderServer(script=[fate]) as server, async_clients(server, timeout=NEVER) as to:
-        with contain(timeout_s=0.2, prices=server.provider.prices) as run, contained(run):
+    async with FakeProviderServer(script=["warm", fate]) as server, async_clients(server, timeout=NEVER) as to:
+        await call(to)  # all is loaded and connected: the deadline comes after the request has left
+        with contain(timeout_s=0.3, prices=server.provider.prices) as run, contained(run):
             with pytest.raises(BudgetExceededError, match="timeout"):
                 await call(to)
             await server.until(lambda: server.disconnects)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 2
 
 
 def test_the_timeout_of_the_tool_around_it_frees_a_call() -> None:

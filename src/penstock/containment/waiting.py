@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import chain, islice
 from operator import attrgetter
+from typing import Any
 
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Taken
@@ -97,8 +98,11 @@ class Waiter:
         """Whether its worst case is taken although it is still here: a signal handler has raised in between."""
         return False
 
-    def blocked(self) -> Collection[Taken]:
-        """Those of `above` that cannot end, because all that runs under them waits."""
+    def blocked(self, seen: dict[object, Any]) -> Collection[Taken]:
+        """Those of `above` that cannot end, because all that runs under them waits.
+
+        `seen` is for what one call finds out and the next ones need too: it is passed to all of them, and then dropped.
+        """
         return self.above
 
     def shrinks(self) -> bool:
@@ -274,7 +278,8 @@ class WaitingRoom:
         return max(self, key=attrgetter("number"))
 
     def _blocked(self) -> Collection[Taken]:
-        return {held for waiter in self._nested for held in waiter.blocked()}
+        seen: dict[object, Any] = {}
+        return {held for waiter in self._nested for held in waiter.blocked(seen)}
 
     def first(self) -> Waiter:
         """Return the next one."""
@@ -285,8 +290,8 @@ class WaitingRoom:
         first = list(merge(*(islice(queue, LOOKAHEAD) for queue in self.queues.values()), key=_order))
         if not self._nested:
             return first
-        nested = (waiter for waiter in self._nested if waiter in self.queues.get(waiter.account, ()))
-        return sorted({*first, *nested}, key=_order)
+        waiting = set(self)  # a signal handler may have left one in `_nested` that has gone
+        return sorted({*first, *(waiter for waiter in self._nested if waiter in waiting)}, key=_order)
 
 
 def refused_as_stuck(stop: Stop) -> Stop:

@@ -71,6 +71,16 @@ def pass_by(method: str, host: str, path: str, headers: Mapping[str, str]) -> No
         uncontained.pass_by(method, host, path, headers, terms.context._run)
 
 
+def open_socket(host: str, path: str) -> None:
+    """Report a WebSocket that is opened here, if model requests are sent over it; raise if it is refused."""
+    scopes = _open_scopes.get()
+    if not scopes:
+        if uncontained.is_watching:
+            uncontained.open_socket(host, path)
+    elif (terms := scopes[-1]) is not None:
+        uncontained.open_socket(host, path, terms.context._run)
+
+
 def may_apply(method: str) -> bool:
     """Whether `terms_for` may have terms for a request with this method here; cheap, for hooks that have to prepare."""
     return method == "POST" and bool(_open_scopes.get() or uncontained.is_watching)

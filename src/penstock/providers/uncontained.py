@@ -1,9 +1,10 @@
 """Model requests that belong to no scope while a scope is open.
 
 They come from where no scope reaches: a thread that was started without `threading`, a pool of another library, a
-context that was made empty. They are not limited, so they are reported: a warning, a count at every run with an open
-scope, and a line in `explain()`. A strict run refuses them. A run that adopts is charged for them, if it is the only
-one with an open scope and the process hosts no runs for others.
+context that was made empty. The same holds for those that are sent where nothing is contained: around the transports
+of a library, or over a WebSocket. They are not limited, so they are reported: a warning, a count at every run with an
+open scope, and a line in `explain()`. A strict run refuses them. A run that adopts is charged for those that belong to
+no scope, if it is the only one with an open scope and the process hosts no runs for others.
 
 A process that is forked inside a scope has copies of its parent's runs, which limit nothing: its requests are reported
 the same way, until it opens a scope of its own.
@@ -18,15 +19,20 @@ from collections.abc import Mapping
 
 from penstock.errors import PenstockError
 from penstock.providers.http.exchange import Terms
-from penstock.providers.http.forms import form_of
+from penstock.providers.http.forms import form_of, is_model_socket
 from penstock.providers.http.request import COMMON_PATHS, parse_request
 from penstock.providers.reading.families import in_the_families
 from penstock.runtime.run import Run, open_hosts
 
 NO_RUN = "belongs to no run"
 AROUND = "is sent around the libraries that are contained"
+OVER_A_SOCKET = "is sent over a WebSocket"
 WHAT_TO_DO = "make it inside `with contained(run):`, in a thread started there, or through contained_client(run)"
-ADVICE = {NO_RUN: WHAT_TO_DO, AROUND: "send it with a transport of httpx2 or httpx, or with another HTTP library"}
+ADVICE = {
+    NO_RUN: WHAT_TO_DO,
+    AROUND: "send it with a transport of httpx2 or httpx, or with another HTTP library",
+    OVER_A_SOCKET: "send it as a plain HTTP request",
+}
 
 is_watching = False
 """Whether a scope is open in this process, or was when it was forked."""
@@ -98,8 +104,22 @@ def pass_by(method: str, host: str, path: str, headers: Mapping[str, str], own: 
     `own` is the run to which it would belong.
     """
     if _is_model_request(method, host, path, headers):
-        others = [run for terms in open_terms() if (run := terms.context._run) is not own]
-        _refuse_or_report(host, others if own is None else [own, *others], AROUND)
+        _refuse_or_report(host, _concerned(own), AROUND)
+
+
+def open_socket(host: str, path: str, own: Run | None = None) -> None:
+    """Report a WebSocket that is about to be opened, if model requests are sent over it; raise if it is refused.
+
+    `own` is the run to which the requests would belong.
+    """
+    if is_model_socket(host, path):
+        _refuse_or_report(host, _concerned(own), OVER_A_SOCKET)
+
+
+def _concerned(own: Run | None) -> list[Run]:
+    """Return the runs to which a request is reported that cannot be contained: its own first, if it has one."""
+    others = [run for terms in open_terms() if (run := terms.context._run) is not own]
+    return others if own is None else [own, *others]
 
 
 def _refuse_or_report(host: str, runs: list[Run], why: str) -> None:

@@ -31,6 +31,7 @@ from penstock.containment.accounts import Account, Taken
 from penstock.containment.waiting import Waiter
 from penstock.runtime.call import Call, CallSpec
 from penstock.runtime.cancellation import call_on, drain_cancel, translate_cancel
+from penstock.runtime.run import Run
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import CallWaiting
 from penstock.tracing.record import CallRecord
@@ -113,16 +114,12 @@ class CallWaiter(Waiter):
             self.cost, self.tokens = cost, tokens
         return is_less
 
-    def blocked(self) -> Collection[Taken]:
-        open_calls = self.call.context._run.graph.open_calls()
-        waiting = {waiter.call.record for waiter in self.call.context._run.room if isinstance(waiter, CallWaiter)}
-        outer = {record.parent for record in open_calls}
-        running = [record for record in open_calls if record not in waiting and record not in outer]
-        return [
-            held
-            for held in self.above
-            if isinstance(held, Call) and not any(record.is_under(held.record) for record in running)
-        ]
+    def blocked(self, seen: dict[object, Any]) -> Collection[Taken]:
+        run = self.call.context._run
+        above_running = seen.get(run)
+        if above_running is None:  # the same for all calls of the run that wait
+            above_running = seen[run] = _above_running(run)
+        return [held for held in self.above if isinstance(held, Call) and held.record not in above_running]
 
     def wake(self) -> None:
         self.is_decided = True
@@ -134,6 +131,21 @@ class CallWaiter(Waiter):
         while above is not None and above is not other:
             above = above.parent_call
         return above is not None
+
+
+def _above_running(run: Run) -> set[CallRecord]:
+    """Return the calls under which something runs that does not wait. The caller has the lock."""
+    open_calls = run.graph.open_calls()
+    waiting = {waiter.call.record for waiter in run.room if isinstance(waiter, CallWaiter)}
+    outer = {record.parent for record in open_calls}
+    found: set[CallRecord] = set()
+    for record in open_calls:
+        if record not in waiting and record not in outer:
+            above = record.parent
+            while above is not None and above not in found:
+                found.add(above)
+                above = above.parent
+    return found
 
 
 def take_or_wait(

@@ -26,8 +26,8 @@ from penstock.server.errors import on_error
 from penstock.server.gateway_mount import GatewayMount
 from penstock.server.graph_check import GraphChecker
 from penstock.server.guards import AuthGuard, BodyGuard, ClientGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
-from penstock.server.mcp import create_mcp
 from penstock.server.metrics import Metrics
+from penstock.server.no_mcp import NoMcp, is_mcp_installed
 from penstock.server.openai.retries import Retries
 from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
@@ -111,9 +111,14 @@ def create_app(
         create_openai_router(host, chats, stores, checker, settings=settings, streams=state.streams, retries=retries)
     )
     app.router.routes.extend(_rest_routes())
-    mcp = create_mcp(host, chats, stores, checker, settings=settings, streams=state.streams)
-    app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
-    app.state.contexts = (mcp,)  # context managers entered at startup and exited at shutdown
+    app.state.contexts = ()  # context managers entered at startup and exited at shutdown
+    endpoint: ASGIApp = NoMcp()
+    if is_mcp_installed():
+        from penstock.server.mcp import create_mcp
+
+        endpoint = mcp = create_mcp(host, chats, stores, checker, settings=settings, streams=state.streams)
+        app.state.contexts = (mcp,)
+    app.router.routes.append(Route("/mcp", endpoint, include_in_schema=False))
     return app
 
 

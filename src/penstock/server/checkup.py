@@ -50,7 +50,7 @@ EXTRAS = (
     Extra(("fastapi", "uvicorn"), "penstock serve", "server"),
     Extra(("httpx2",), "http-request nodes, penstock runs and chat", "http"),
     Extra(("asyncpg",), "PostgreSQL", "postgres"),
-    Extra(("mcp",), "tools of MCP servers, and being one", "mcp"),
+    Extra(("mcp", "mcp-types"), "tools of MCP servers, and being one", "mcp"),
     Extra(("openai",), "OpenAI and compatible servers", "openai"),
     Extra(("anthropic",), "Anthropic", "anthropic"),
     Extra(("genai-prices",), "prices of models", "prices"),

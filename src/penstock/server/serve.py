@@ -29,6 +29,7 @@ from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, state_of
 from penstock.server.connection import MAX_ACCEPTED, ConnectionLimit, allowed_connections, bounded
 from penstock.server.errors import ApiError, send_error
+from penstock.server.no_mcp import is_mcp_installed
 from penstock.server.settings import ServerSettings, is_loopback
 from penstock.server.ui_files import load_ui
 from penstock.storage import open_stores
@@ -173,6 +174,7 @@ def greeting(
     runs = (
         _number(unfinished, "unfinished run") if unfinished < MAX_COUNTED else f"{MAX_COUNTED} or more unfinished runs"
     )
+    mcp = f"{address}/mcp" if is_mcp_installed() else "not installed: pip install 'penstock[mcp]'"
     resumes = f"  resuming      {runs}; the runs of a killed server {lease_s:g} s after it died"
     return "\n".join(
         (
@@ -181,7 +183,7 @@ def greeting(
             f"  access        {access}",
             f"  storage       {storage}",
             *([resumes] if unfinished else ()),
-            f"  OpenAI API    {address}/v1        MCP  {address}/mcp",
+            f"  OpenAI API    {address}/v1        MCP  {mcp}",
             f"  stop          Ctrl-C; {_second_interrupt(is_persistent=is_persistent)}",
         )
     )

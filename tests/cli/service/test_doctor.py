@@ -65,19 +65,26 @@ def test_doctor_shows_whether_a_key_is_set_and_never_its_value(
     assert "sk-canary" not in ended.out + ended.err
 
 
+@pytest.mark.parametrize(
+    ("package", "extra", "purpose"),
+    [
+        ("asyncpg", "postgres", "PostgreSQL"),
+        ("mcp-types", "mcp", "tools of MCP servers, and being one"),  # release 1 of mcp has no such package
+    ],
+)
 def test_a_part_that_is_not_installed_is_missing_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
+    package: str, extra: str, purpose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = metadata.version
 
-    def without_asyncpg(name: str) -> str:
-        if name == "asyncpg":
+    def without_it(name: str) -> str:
+        if name == package:
             raise metadata.PackageNotFoundError(name)
         return installed(name)
 
-    monkeypatch.setattr(metadata, "version", without_asyncpg)
-    assert found("postgres") == Finding(
-        "postgres", "missing", "not installed; for PostgreSQL", "pip install 'penstock[postgres]'"
+    monkeypatch.setattr(metadata, "version", without_it)
+    assert found(extra) == Finding(
+        extra, "missing", f"not installed; for {purpose}", f"pip install 'penstock[{extra}]'"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.providers.http.forms import form_of, is_provider_host
+from penstock.providers.http.forms import form_of, is_model_socket, is_provider_host
 
 pytestmark = pytest.mark.requirement("X-11")
 
@@ -76,6 +76,28 @@ def test_a_deployment_of_azure_is_the_model_if_the_body_names_none() -> None:
 )
 def test_hosts_of_providers_are_known(host: str, is_known: bool) -> None:
     assert is_provider_host(host) is is_known
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "is_model"),
+    [
+        ("127.0.0.1", "/v1/responses", True),
+        ("proxy.example", "/team/v1/realtime?model=gpt-realtime", True),
+        ("proxy.example", "/v1/realtime/translations/", True),
+        ("proxy.example", "/openai/v1/live/sessions", True),
+        ("proxy.example", "/openai/realtime", True),
+        ("proxy.example", "/ws/google.ai.generativelanguage.v1beta.GenerativeService.BidiGenerateContent", True),
+        ("API.openai.com:443", "/v9/anything", True),
+        ("us-central1-aiplatform.googleapis.com", "/ws/other", True),
+        ("proxy.example", "/realtime/v1/websocket", False),
+        ("proxy.example", "/v1/realtime-scores", False),
+        ("proxy.example", "/video/live/sessions", False),
+        ("proxy.example", "/", False),
+        ("", "", False),
+    ],
+)
+def test_a_websocket_to_a_model_api_is_known_by_its_host_or_its_path(host: str, path: str, is_model: bool) -> None:
+    assert is_model_socket(host, path) is is_model
 
 
 @pytest.mark.parametrize(

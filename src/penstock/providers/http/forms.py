@@ -200,6 +200,8 @@ _FREE = re.compile(
     r"|^/upload/"
 )
 """Paths of providers that cost nothing themselves."""
+_MODEL_SOCKET = re.compile(r"/(?:v\d\w*|openai)/(?:responses|realtime|live/sessions)(?:/|$)|\.BidiGenerateContent\w*$")
+"""Paths at which model APIs take requests over a WebSocket."""
 _SDK = "x-stainless-lang"
 MAX_REDIRECTED = 256
 _redirected: OrderedDict[tuple[str, str], Form] = OrderedDict()
@@ -224,6 +226,11 @@ def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = Mapp
     if not (is_provider or _SDK in headers) or _FREE.search(path):
         return None
     return replace(UNKNOWN, path=path, is_provider=True)
+
+
+def is_model_socket(host: str, path: str) -> bool:
+    """Whether a WebSocket that is opened there carries model requests."""
+    return is_provider_host(host) or _MODEL_SOCKET.search(_normalized(path)) is not None
 
 
 def note_redirect(form: Form, host: str, path: str, location: str) -> None:

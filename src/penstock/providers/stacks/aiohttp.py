@@ -36,6 +36,7 @@ from penstock.providers.reading.bodies import ERROR_BYTES, Capped, Sink, decoded
 from penstock.providers.reading.families import in_the_families
 from penstock.providers.stacks.flight import abandon, fail, reached
 from penstock.providers.stacks.gathering import Gathered
+from penstock.providers.stacks.websockets import check_upgrade
 from penstock.runtime.cancellation import call_on
 from penstock.runtime.execution import load_prices
 
@@ -52,6 +53,7 @@ _is_seen: ContextVar[bool] = ContextVar("penstock_aiohttp_seen", default=False)
 
 async def innermost(request: Any, handler: Handler) -> Any:
     """Send the request, as a contained call if it is a model request: the middleware next to the connection."""
+    check_upgrade(request.method, *_address(request), request.headers)
     before = _is_seen.set(True)
     try:
         return await _contained(request, handler)
@@ -62,7 +64,8 @@ async def innermost(request: Any, handler: Handler) -> Any:
 async def _contained(request: Any, handler: Handler) -> Any:
     exchange = await _admitted(request) if may_apply(request.method) else None
     if exchange is None:
-        return await handler(request)
+        # A resolver or a trace of the program may make requests while a contained one is being sent.
+        return await (_sent(handler, request, is_raw=False) if _is_raw.get() else handler(request))
     try:
         response = await reached(exchange.token, partial(_sent, handler, _rewritten(request, exchange)))
     except BaseException as error:
@@ -141,9 +144,9 @@ def _rewritten(request: Any, exchange: Exchange) -> Any:
     return sent
 
 
-async def _sent(handler: Handler, request: Any) -> Any:
-    """Send the request; the bytes of the response come as the provider sent them."""
-    before = _is_raw.set(True)
+async def _sent(handler: Handler, request: Any, *, is_raw: bool = True) -> Any:
+    """Send the request; if `is_raw`, the bytes of the response come as the provider sent them."""
+    before = _is_raw.set(is_raw)
     try:
         return await handler(request)
     finally:

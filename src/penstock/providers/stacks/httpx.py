@@ -27,6 +27,7 @@ from penstock.providers.http.forms import Form, form_of
 from penstock.providers.http.request import is_signed, parse_request
 from penstock.providers.reading.bodies import AsyncLimited, Limited, Sink, limit, stream_class, without_coding
 from penstock.providers.stacks.flight import fail, reached, shut_down, waited
+from penstock.providers.stacks.websockets import check_upgrade
 from penstock.runtime.execution import load_prices
 
 MARK = "penstock.exchange"
@@ -246,7 +247,9 @@ def _wire(stream: Any) -> Any:
 
 def _sync(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def handle_request(transport: Any, request: Any) -> Any:
-        terms = terms_for(*_address(request), getattr(request, "_content", None))
+        address = _address(request)
+        check_upgrade(*address)
+        terms = terms_for(*address, getattr(request, "_content", None))
         before = _is_seen.set(True)
         try:
             return original(transport, request) if terms is None else send(terms, original, transport, request)
@@ -258,7 +261,9 @@ def _sync(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _async(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     async def handle_async_request(transport: Any, request: Any) -> Any:
-        terms = terms_for(*_address(request), getattr(request, "_content", None))
+        address = _address(request)
+        check_upgrade(*address)
+        terms = terms_for(*address, getattr(request, "_content", None))
         before = _is_seen.set(True)
         try:
             if terms is None:
