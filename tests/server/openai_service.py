@@ -6,7 +6,7 @@ It listens as `penstock serve` does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +121,10 @@ GRAPHS: dict[str, Json] = {
 }
 
 
+Models = Mapping[str, ScriptedModel]
+NO_MODELS: Models = {}
+
+
 @dataclass
 class Served:
     """What a test has of a server."""
@@ -156,18 +160,23 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(settings: HostSettings | None = None, url: str = "memory:", **server: Any) -> AsyncIterator[Served]:
+async def serving(
+    settings: HostSettings | None = None, url: str = "memory:", models: Models = NO_MODELS, **server: Any
+) -> AsyncIterator[Served]:
+    """`models` are served beside the usual ones; parked runs continue as soon as the server starts, and need theirs."""
     async with (
         await open_stores(url) as stores,
-        _serving(stores, settings, ServerSettings(tokens=TOKENS, **{"retry_grace_s": 0, **server})) as it,
+        _serving(stores, settings, models, ServerSettings(tokens=TOKENS, **{"retry_grace_s": 0, **server})) as it,
     ):
         yield it
 
 
 @asynccontextmanager
-async def _serving(stores: Stores, settings: HostSettings | None, server: ServerSettings) -> AsyncIterator[Served]:
+async def _serving(
+    stores: Stores, settings: HostSettings | None, added: Models, server: ServerSettings
+) -> AsyncIterator[Served]:
     gate = Gate(asyncio.Event(), asyncio.Event())
-    models = _models(gate)
+    models = {**_models(gate), **added}
     services = {"models": {**models, "example": ExampleModel(words_per_second=0)}, "tools": {"look": look}}
     settings, prices = settings or HostSettings(drain_s=0), PriceBook(registered={"example": EXAMPLE_PRICE})
     host = RunHost(stores, executors=executors(), services=services, settings=settings, prices=prices)

@@ -84,10 +84,8 @@ GRAPHS = {
 
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Served]:
-    async with serving(**settings) as it:
-        models = it.app.state.server.host._context.services["models"]
-        for name, reply in MODELS.items():
-            models[name] = it.models[name] = ScriptedModel(reply, name=name, usage=PRICE)
+    models = {name: ScriptedModel(reply, name=name, usage=PRICE) for name, reply in MODELS.items()}
+    async with serving(models=models, **settings) as it:
         for id, document in GRAPHS.items():
             await it.stores.graphs.save(id, "anna", id, document, now_ms=1)
         yield it
