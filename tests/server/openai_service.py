@@ -121,6 +121,10 @@ GRAPHS: dict[str, Json] = {
 }
 
 
+Models = Mapping[str, ScriptedModel]
+NO_MODELS: Models = {}
+
+
 @dataclass
 class Served:
     """What a test has of a server."""
@@ -157,12 +161,9 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    settings: HostSettings | None = None,
-    url: str = "memory:",
-    models: Mapping[str, ScriptedModel] | None = None,
-    **server: Any,
+    settings: HostSettings | None = None, url: str = "memory:", models: Models = NO_MODELS, **server: Any
 ) -> AsyncIterator[Served]:
-    """Serve the models of this module and those; all are there before the host continues a run of an earlier server."""
+    """`models` are served beside the usual ones; parked runs continue as soon as the server starts, and need theirs."""
     async with (
         await open_stores(url) as stores,
         _serving(stores, settings, models, ServerSettings(tokens=TOKENS, **{"retry_grace_s": 0, **server})) as it,
@@ -172,10 +173,10 @@ async def serving(
 
 @asynccontextmanager
 async def _serving(
-    stores: Stores, settings: HostSettings | None, more: Mapping[str, ScriptedModel] | None, server: ServerSettings
+    stores: Stores, settings: HostSettings | None, added: Models, server: ServerSettings
 ) -> AsyncIterator[Served]:
     gate = Gate(asyncio.Event(), asyncio.Event())
-    models = {**_models(gate), **(more or {})}
+    models = {**_models(gate), **added}
     services = {"models": {**models, "example": ExampleModel(words_per_second=0)}, "tools": {"look": look}}
     settings, prices = settings or HostSettings(drain_s=0), PriceBook(registered={"example": EXAMPLE_PRICE})
     host = RunHost(stores, executors=executors(), services=services, settings=settings, prices=prices)

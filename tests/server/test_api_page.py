@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server import openapi
 from penstock.server.api_page import METHODS, api_page
 from tests.server.served import served
 
@@ -52,3 +53,17 @@ async def test_docs_lists_every_operation_and_every_type_without_loading_anythin
     targets = set(re.findall(r' id="([^"]+)"', page.text))
     assert set(re.findall(r'href="#([^"]+)"', page.text)) <= targets
     assert set(re.findall(r'(?:src|href)="([^#"]+)"', page.text)) == {"api/openapi.json"}
+
+
+async def test_docs_are_rendered_and_compressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may request them, and both take milliseconds."""
+    rendered = []
+    monkeypatch.setattr(openapi, "api_page", lambda description: rendered.append(description) or api_page(description))
+    async with served() as server:
+        for encoding in ("gzip", "identity", "gzip"):
+            async with server.client(None, **{"Accept-Encoding": encoding}) as client:
+                page = await client.get("/docs")
+            assert page.headers.get("content-encoding", "identity") == encoding
+            assert page.headers["vary"] == "Accept-Encoding"
+            assert page.text.endswith("</html>\n")
+    assert len(rendered) == 1

@@ -1,4 +1,4 @@
-"""Clients behind proxies, under a path, at their share of connections, and with wrong tokens."""
+"""Clients behind proxies, under a path, at their share of connections, that send ahead, and with wrong tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import InvalidValue
 from penstock.server.clients import MAX_ADDRESSES, TokenThrottle, client_behind, network_of, parse_networks
-from penstock.server.connection import ConnectionLimit, bounded
+from penstock.server.connection import MAX_PIPELINED, ConnectionLimit, bounded
 from penstock.server.settings import ServerSettings
 from penstock.testing.clock import ManualClock
 from tests.server.served import GATE, SECRETS, TOKENS, Wire, listening, served, wire
@@ -153,6 +153,54 @@ async def test_connections_that_are_in_use_keep_their_places() -> None:
         assert b"run.completed" in await stream.reader.readuntil(b"0\r\n\r\n")
         later = await opened.enter_async_context(wire(address, source="127.0.0.2"))
         assert await answers(later)  # the streams have ended, so their connections are idle
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_order_up_to_a_limit() -> None:
+    targets = [f"/none/{number}" for number in range(MAX_PIPELINED)]
+    async with served() as server, listening(server.app) as address, wire(address) as client:
+        for target in ("/health", *targets):
+            client.send("GET", target, Authorization=f"Bearer {SECRETS['ann']}")
+        assert await client.status() == 200
+        await client.until(b"}")
+        for _ in targets:
+            assert await client.status() == 404
+            await client.until(b"}}")
+        assert await answers(client)  # the connection is as good as before
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_a_client_that_sends_too_many_requests_ahead_is_disconnected(is_answered: bool) -> None:
+    """With a 503 if no response is under way; a response that is under way ends where it is."""
+    async with served() as server, listening(server.app) as address, wire(address) as client:
+        await server.save("gate", GATE)
+        if is_answered:
+            run = await server.host.submit(owner="ann", graph_id="gate")
+            client.send("GET", f"/api/runs/{run.id}/events", Authorization=f"Bearer {SECRETS['ann']}")
+            assert await client.status() == 200
+            await client.until(b"run.started")
+        client.writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * (MAX_PIPELINED + 2 - is_answered))
+        rest = await client.reader.read()
+        if is_answered:
+            assert b"HTTP/1.1" not in rest
+        else:
+            assert rest.startswith(b"HTTP/1.1 503 ")
+            assert rest.count(b"HTTP/1.1 ") == 1
+            assert b'"overloaded"' in rest
+        server.gate.opened.set()
+
+
+async def test_a_request_that_is_sent_ahead_does_not_hide_that_its_client_has_left() -> None:
+    settings = ServerSettings(tokens=TOKENS, retry_grace_s=0)
+    async with served(settings) as server, listening(server.app) as address:
+        await server.save("gate", GATE)
+        async with wire(address) as client:
+            message = b'{"model": "gate", "messages": [{"role": "user", "content": "hello"}]}'
+            head = {"Authorization": f"Bearer {SECRETS['ann']}", "Content-Type": "application/json"}
+            client.send("POST", "/v1/chat/completions", message, **head)
+            await server.gate.entered.wait()
+            client.send("GET", "/health")
+        (run,) = await server.host.stores.runs.list()
+        assert (await server.host.wait(run.id)).status == "cancelled"
 
 
 @pytest.mark.parametrize(("soft", "hard", "connections"), [(256, 512, 256), (256, 4_096, 2_000)])

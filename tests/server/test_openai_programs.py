@@ -153,10 +153,15 @@ async def test_a_client_that_does_not_return_gets_its_calls_as_the_output() -> N
     [
         ("looped", {"tools": [WEATHER]}, "tools", "an agent inside node 'box', a loop, which takes only messages"),
         ("mapped", {"tools": [WEATHER]}, "tools", "an agent inside node 'box', a map, which takes only messages"),
-        ("remembering", {"tools": [WEATHER]}, "tools", "node 'program', a graph in Python, which takes only messages"),
+        ("remembering", {"tools": [WEATHER]}, "tools", "talks to 'remembering', a graph in Python, which takes only"),
         ("thinker", {"tools": [WEATHER]}, "tools", "'thinker' runs a loop of its own"),
-        ("strict", {"response_format": JSON_FORMAT}, "response_format", "has an output format of its own"),
-        ("modest", {"seed": 3}, "seed", "the model of agent 'program' (that of the program) cannot apply it"),
+        (
+            "strict",
+            {"response_format": JSON_FORMAT},
+            "response_format",
+            "agent 'strict' has an output format of its own",
+        ),
+        ("modest", {"seed": 3}, "seed", "the model of agent 'modest' (in Python) cannot apply it"),
     ],
 )
 async def test_what_cannot_be_applied_is_refused_by_name(model: str, wanted: Any, param: str, why: str) -> None:

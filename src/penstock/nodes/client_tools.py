@@ -48,9 +48,9 @@ NO_RESULT = "the client gave no result"
 class ToolNameTaken(PenstockError):
     """The client offers a tool that has the name of one of the agent's own tools."""
 
-    def __init__(self, name: str, node_id: str) -> None:
+    def __init__(self, name: str, agent: str) -> None:
         self.name = name
-        super().__init__(f"agent {node_id!r} has its own tool {name!r}: offer yours under another name")
+        super().__init__(f"agent {agent!r} has its own tool {name!r}: offer yours under another name")
 
 
 class LoopOfItsOwn(PenstockError):
@@ -142,11 +142,13 @@ class ClientToolLoop(ToolCallingLoop):
         instructions: str,
         output: TextOutputFormat | None,
         settings: ModelSettings,
+        name: str | None = None,
     ) -> None:
         super().__init__(model, own_tools, instructions=instructions, output=output, settings=settings)
         self._own_tools, self._own_settings, self._own_instructions = self.tools, settings, instructions
         self._own_output = output
         self._context = context
+        self._name = name or str(context.node_id)
         self._client_tools: dict[str, Tool] = {}
         self._request = request
         self._apply(request)
@@ -163,7 +165,7 @@ class ClientToolLoop(ToolCallingLoop):
         self._client_tools = {tool.name: tool for tool in map(_client_tool, offered)}
         for name in self._client_tools:
             if name in own:
-                raise ToolNameTaken(name, str(self._context.node_id))
+                raise ToolNameTaken(name, self._name)
         self.tools = combine_tools([self._own_tools, *self._client_tools.values()]) if offered else self._own_tools
         settings = request.settings_over(self._own_settings)
         if not offered:  # a choice is between the client's tools
@@ -248,6 +250,7 @@ def with_client_tools(agent: Agent, request: ClientRequest, context: FlowContext
         instructions=instructions.strip(),
         output=own.output,
         settings=own.settings,
+        name=agent.name,
     )
     loop.compaction, loop.max_parallel_tools = own.compaction, own.max_parallel_tools
     loop.max_format_retries = own.max_format_retries

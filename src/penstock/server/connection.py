@@ -5,6 +5,10 @@ the time it takes, the number of pieces a body is cut into, how much is read in 
 number of connections of one address. A request that cannot be parsed is answered with 400 in the usual form, and the
 connection is closed; one with both Content-Length and Transfer-Encoding is such a request.
 
+Requests that are sent before the responses to earlier ones have come wait for them. uvicorn keeps an object of each,
+and after every response it reads more of them, so their number is bounded, too. Within that bound reading goes on,
+because a connection that is not read does not report that its client has left.
+
 A client at its share of connections is answered with 503 and disconnected. Connections of trusted proxies carry many
 clients and have no share; the requests of those clients do, in `ConcurrencyGuard`. When the server has as many
 connections as it may, a new one takes the place of an idle one, so that silent clients keep no other client out.
@@ -32,6 +36,8 @@ MAX_HEAD_BYTES = 128 * 1024
 """Maximum size of a request's head while it is parsed; `OriginGuard` refuses far smaller ones, in the usual form."""
 MAX_READ_BYTES = 4 * 1024
 """Maximum number of bytes read from one connection before the others get their turn."""
+MAX_PIPELINED = 8
+"""Maximum number of requests on one connection that wait for the response to an earlier one."""
 MAX_SMALL_PIECES = 500
 """Maximum number of pieces of a body that is cut into pieces of less than MIN_PIECE_BYTES on average."""
 MIN_PIECE_BYTES = 64
@@ -111,6 +117,7 @@ class ClientConnection(HttpToolsProtocol):
         self._is_in_body = False
         self._pieces = 0
         self._body_bytes = 0
+        self._answering: Any = None  # `cycle` is the newest request, and may wait for this one's response
         self._timer = self.loop.call_later(self.headers_s, self._check_head, None)
         if self.limit is not None and self.client is not None:
             try:
@@ -119,9 +126,10 @@ class ClientConnection(HttpToolsProtocol):
                 self._refuse(503, "overloaded", str(full))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop checking the connection."""
+        """Stop checking the connection, and tell the request under way that its client has left."""
         self._timer.cancel()
         self._leave()
+        self._disconnect()
         super().connection_lost(exc)
 
     def evict(self) -> None:
@@ -151,8 +159,17 @@ class ClientConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request."""
+        """Begin a request, or let it wait for the response to the one before."""
+        if self._is_refused:  # the rest of what was read together with a refused request
+            return
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
+        elif len(self.pipeline) > MAX_PIPELINED:
+            self._refuse(503, "overloaded", f"at most {MAX_PIPELINED} requests of a connection may wait for responses")
+            return
+        else:
+            self.flow.resume_reading()
         if self._counted is not None and self.limit is not None:
             self.limit.remove_idle(self, self._counted)
         self._is_in_body = True
@@ -160,21 +177,26 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body; a body in countless tiny pieces costs the server far more than its sender."""
+        if self._is_refused:
+            return
         self._pieces += 1
         self._body_bytes += len(body)
         if self._pieces > MAX_SMALL_PIECES and self._body_bytes < self._pieces * MIN_PIECE_BYTES:
-            if not self._is_refused:
-                self._refuse(400, "bad_request", f"send the body in chunks of at least {MIN_PIECE_BYTES} bytes")
+            self._refuse(400, "bad_request", f"send the body in chunks of at least {MIN_PIECE_BYTES} bytes")
             return
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
+        if self._is_refused:
+            return
         super().on_message_complete()
         self._is_in_body = False
 
     def on_response_complete(self) -> None:
         """End a response; the next request may have been sent already."""
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         is_waiting = self.timeout_keep_alive_task is not None
         if is_waiting and self._counted is not None and self.limit is not None:
@@ -187,15 +209,21 @@ class ClientConnection(HttpToolsProtocol):
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer without calling the app, and close the connection; only close it if an answer has begun."""
         self._is_refused = True
-        cycle: Any = self.cycle
+        cycle = self._answering
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = json.dumps({"error": {"code": code, "message": message}}).encode()
             head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
             self.transport.write(head + str(len(body)).encode() + b"\r\n\r\n" + body)
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # the app sees a client that has left, and sends nothing more
-            cycle.message_event.set()
+        self.pipeline.clear()
+        self._disconnect()
         self.transport.close()
+
+    def _disconnect(self) -> None:
+        """Let the app see, in the request that it is answering, a client that has left; it then sends nothing more."""
+        cycle = self._answering
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _check_head(self, before: object) -> None:
         """Close the connection if it has been waiting for the same head since the last check."""

@@ -1,14 +1,16 @@
-"""Additions to the OpenAPI description: where a token is needed, and that every error is JSON.
+"""Additions to the OpenAPI description: where a token is needed, and that every error is JSON; and its page.
 
 Which routes are open is read from the access table.
 """
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 from fastapi import FastAPI
 
+from penstock.server.api_page import api_page
 from penstock.server.auth import ACCESS
 from penstock.server.event_schemas import event_components
 
@@ -22,12 +24,20 @@ class DescribedApp(FastAPI):
 
     needs_tokens = True
     """Whether a token is required; if not, it is described as optional."""
+    documentation: tuple[bytes, bytes] | None = None
+    """The page that `document` has rendered, and the same compressed by gzip."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the description, built on first use."""
         if self.openapi_schema is None:
             _complete(super().openapi(), [{TOKEN: []}] if self.needs_tokens else [{TOKEN: []}, {}])
         return super().openapi()
+
+    def document(self) -> tuple[bytes, bytes]:
+        """Render the documentation once: it takes milliseconds, and clients without a token may request it."""
+        page = api_page(self.openapi()).encode()
+        self.documentation = page, gzip.compress(page, mtime=0)
+        return self.documentation
 
 
 def _complete(description: dict[str, Any], needed: list[dict[str, list[str]]]) -> None:

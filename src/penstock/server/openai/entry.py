@@ -45,6 +45,11 @@ class EntryAgent:
     is_answering: bool
     """Whether its output is the graph's."""
 
+    @property
+    def name(self) -> str:
+        """How messages call it: as its program is called, or its node."""
+        return self.about if isinstance(self.about, str) else self.id
+
 
 @dataclass(frozen=True, slots=True)
 class EntryAgents:
@@ -104,8 +109,9 @@ def _about(node: NodeSpec) -> AgentData | str:
         return AgentNode.settings.read(node.data)
     if node.type == "program" and program_kind(node.data) == "agent":
         return str(node.data["program"])
-    what = "graph in Python" if node.type == "program" else node.type
-    raise _NotApplicable(f"node {node.id!r}, a {what}")
+    if node.type == "program":
+        raise _NotApplicable(f"{node.data['program']!r}, a graph in Python")
+    raise _NotApplicable(f"node {node.id!r}, a {node.type}")
 
 
 async def check_options(
@@ -126,7 +132,9 @@ async def check_options(
             continue
         for setting, param in params.items():
             if setting not in NOT_SETTINGS and setting not in model.applies:
-                raise UnsupportedParameter(param, f"the model of agent {agent.id!r} ({_shown(agent)}) cannot apply it")
+                raise UnsupportedParameter(
+                    param, f"the model of agent {agent.name!r} ({_shown(agent)}) cannot apply it"
+                )
         is_strict = is_strict and "output_schema" in model.applies
     ends = all(agent.is_answering for agent in entry.agents)
     return ClientRequest(options.tools, options.settings, options.schema, is_strict, wait_s, ends)
@@ -134,7 +142,7 @@ async def check_options(
 
 def _check_format(param: str, agent: EntryAgent, programs: Mapping[str, Program]) -> None:
     if not agent.is_answering:
-        why = f"the answer of agent {agent.id!r} is not that of the graph: other nodes follow it"
+        why = f"the answer of agent {agent.name!r} is not that of the graph: other nodes follow it"
         raise UnsupportedParameter(param, why)
     if isinstance(agent.about, AgentData):
         has_format = agent.about.output is not None
@@ -142,7 +150,7 @@ def _check_format(param: str, agent: EntryAgent, programs: Mapping[str, Program]
         target = _target(agent.about, programs)
         has_format = target is not None and getattr(target.loop, "output", None) is not None
     if has_format:
-        raise UnsupportedParameter(param, f"agent {agent.id!r} has an output format of its own")
+        raise UnsupportedParameter(param, f"agent {agent.name!r} has an output format of its own")
 
 
 async def _model_of(
@@ -156,7 +164,7 @@ async def _model_of(
             return None
     target = _target(agent.about, programs)
     if target is not None and not can_use_client_tools(target):
-        why = f"agent {agent.about!r} runs a loop of its own ({type(target.loop).__name__}), which takes only messages"
+        why = f"agent {agent.name!r} runs a loop of its own ({type(target.loop).__name__}), which takes only messages"
         raise UnsupportedParameter(param, why)
     return None if target is None else target.model
 
@@ -168,5 +176,5 @@ def _target(name: str, programs: Mapping[str, Program]) -> Agent | None:
 
 def _shown(agent: EntryAgent) -> str:
     if isinstance(agent.about, str):
-        return "that of the program"
+        return "in Python"
     return agent.about.model if isinstance(agent.about.model, str) else "a script"

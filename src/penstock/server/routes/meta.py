@@ -14,11 +14,11 @@ from starlette.responses import HTMLResponse, Response
 
 from penstock.kernel.executor import STANDARD_CONVERSIONS
 from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
-from penstock.server.api_page import api_page
 from penstock.server.auth import User, format_time
 from penstock.server.caching import REVALIDATED, revalidated
 from penstock.server.errors import not_found
 from penstock.server.metrics import CONTENT_TYPE
+from penstock.server.openapi import DescribedApp
 from penstock.server.schemas import (
     HandleShown,
     Health,
@@ -119,9 +119,13 @@ async def openapi(request: Request) -> dict[str, Any]:
 
 
 @router.get("/docs", response_class=HTMLResponse)
-async def documentation(request: Request) -> HTMLResponse:
+async def documentation(request: Request) -> Response:
     """Return the documentation of this API as a page."""
-    return HTMLResponse(await asyncio.to_thread(api_page, request.app.openapi()))
+    app: DescribedApp = request.app
+    plain, compressed = await asyncio.to_thread(app.document) if app.documentation is None else app.documentation
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return HTMLResponse(compressed, headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
+    return HTMLResponse(plain)
 
 
 @router.get("/", response_class=HTMLResponse)
