@@ -41,6 +41,9 @@ class Server:
     tokens: str = ""
     port: int = 0
     options: tuple[str, ...] = ()
+    program: tuple[str, ...] = (sys.executable, "-m", "penstock.cli")
+    path: str | None = None
+    """`PATH` of the process; that of the tests if it is None."""
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property
@@ -50,8 +53,10 @@ class Server:
     def start(self) -> None:
         """Start it and wait until it listens."""
         database = f"sqlite:///{self.folder / 'ui.db'}"
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--db", database, *self.options]
+        command = [*self.program, "serve", "--db", database, *self.options]
         environment = {**os.environ, "PENSTOCK_TOKENS": self.tokens}
+        if self.path is not None:
+            environment["PATH"] = self.path
         self._process = subprocess.Popen(
             [*command, "--port", str(self.port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={name: value for name, value in environment.items() if value},
