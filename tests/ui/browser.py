@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Error as PlaywrightError
 
 UI = Path(__file__).parents[2] / "ui"
 LAUNCH = UI / "node_modules" / ".chromium" / "launch.json"
@@ -94,6 +95,17 @@ class Tab:
     page: Page
     expected: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Requests that were answered with an error."""
+
+    async def description(self) -> str:
+        """Describe the page for the report of a failure: where it is, what it shows, and what went wrong before."""
+        try:
+            text = await self.page.locator("body").inner_text(timeout=2_000)
+        except PlaywrightError as error:
+            text = f"(cannot be read: {error.message})"
+        facts = {"errors": self.errors, "answered with an error": self.refused, "shows": text[:2_000]}
+        return f"The page {self.page.url}\n" + "\n".join(f"{name}: {value}" for name, value in facts.items())
 
     def note(self, text: str) -> None:
         if not any(part in text for part in self.expected):
@@ -135,6 +147,14 @@ async def tab(
     opened = Tab(await context.new_page(), expected)
     opened.page.on("console", lambda message: opened.note(message.text) if message.type == "error" else None)
     opened.page.on("pageerror", lambda error: opened.note(str(error)))
-    yield opened
+    opened.page.on(
+        "response",
+        lambda answer: opened.refused.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None,
+    )
+    try:
+        yield opened
+    except Exception as error:
+        error.add_note(await opened.description())
+        raise
     await context.close()
     assert not opened.errors, opened.errors

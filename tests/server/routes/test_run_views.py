@@ -12,6 +12,7 @@ from penstock.hosting import call_columns
 from penstock.hosting.call_columns import ABANDONED, COST_UNKNOWN, REPLAYED, WAITED, CallColumns
 from penstock.hosting.host import HostSettings
 from penstock.hosting.ports import HostedEvent
+from penstock.hosting.run_explanation import explain_columns
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from tests.hosting.graphs import graph
@@ -69,6 +70,30 @@ async def test_refused_call_is_in_the_tree_with_its_stop() -> None:
     )
 
 
+async def test_run_is_explained_call_by_call_with_whose_limit_stopped_it_and_what_helps() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann, server.client("bob") as bob:
+        ended = await ran(server, EACH, ["a", "b"])
+        whole = (await ann.get(f"/api/runs/{ended}/explain")).json()
+        halted = await ran(server, READ, "a", max_steps=1)
+        stopped = (await ann.get(f"/api/runs/{halted}/explain")).json()
+        run = (await ann.get(f"/api/runs/{halted}")).json()
+        tree = (await ann.get(f"/api/runs/{ended}/tree")).json()
+        assert (await bob.get(f"/api/runs/{ended}/explain")).status_code == 404
+    lines = whole["text"].splitlines()
+    assert len(lines) == tree["calls"]
+    assert "$0.02" in lines[0]  # the cost of everything below
+    models_called = [line for line in lines if "llm m" in line or "llm scripted" in line]
+    assert len(models_called) == 2
+    assert all("✓" in line and "$0.01" in line and "3→5 tokens" in line for line in models_called)
+    assert (whole["error"], whole["halted_by"], whole["advice"], whole["left_out"]) == (None, None, [], 0)
+    assert [stopped[name] for name in ("status", "error", "halted_by", "advice")] == [
+        run[name] for name in ("status", "error", "halted_by", "advice")
+    ]
+    assert stopped["advice"]
+    assert "■" in stopped["text"]
+    assert run["error"] in stopped["text"]
+
+
 async def test_tree_of_a_run_in_progress_grows_with_its_events() -> None:
     async with served() as server, server.client("ann") as ann:
         await server.save("gate", GATE)
@@ -111,6 +136,40 @@ def test_flags_and_late_bills_are_in_the_columns() -> None:
     assert columns["flags"].tolist() == [WAITED | ABANDONED | COST_UNKNOWN]
     assert (columns["cost_nanos"][0], columns["tokens_in"][0], columns["attempt"][0]) == (20_000_000, 5, 2)
     assert (columns["start_ms"][0], columns["end_ms"][0]) == (20, 30)
+
+
+def test_explanation_is_plain_text_of_bounded_length_in_any_shape_of_tree() -> None:
+    tree = CallColumns()
+    failed = {**ENDED, "status": "fail", "cost_usd": None}
+    tree.add([HostedEvent(1, 1, "run.started", {"epoch": 1})])
+    assert explain_columns(tree) == ("", 0)
+    secret = "sk-ant-api03-" + "a" * 80
+    below = {"parent_id": "n000001"}
+    tree.add(
+        [
+            call(2, "call.started", name=f"a\n\x1b[31m\u202e {secret}", attempt=2),
+            call(3, "call.started", "n000002", **below, name="x" * 5_000),
+            call(4, "call.ended", "n000002", **below, **failed),
+            call(5, "call.ended", "n000003", **below, **failed, replayed=True),  # one that never started
+            call(6, "call.waiting", "n000004", **below),
+        ]
+    )
+    text, left_out = explain_columns(tree)
+    lines = text.split("\n")
+    assert (len(lines), left_out) == (4, 0)
+    assert all(line.isprintable() and len(line) < 500 for line in lines)
+    assert secret not in text
+    for line, words in zip(
+        lines, ("attempt 2", "unknown (1 call)", "from the journal", "waits for a budget"), strict=True
+    ):
+        assert words in line
+    assert "in progress" in lines[0]
+    for number in range(5, 3_000):  # each made by the one before: as deep as it gets
+        tree.add([call(number + 2, "call.started", f"n{number:06d}", parent_id=f"n{number - 1:06d}")])
+    text, left_out = explain_columns(tree)
+    assert text.count("\n") + 1 + left_out == len(tree)
+    assert left_out > 0
+    assert max(map(len, text.split("\n"))) < 500
 
 
 def test_resumed_run_has_the_calls_of_its_newest_epoch() -> None:
@@ -206,13 +265,15 @@ async def test_two_runs_are_compared_by_their_fields_and_the_ends_of_their_nodes
 async def test_models_and_tools_that_graphs_can_name_are_listed() -> None:
     prices = PriceBook(registered={"scripted": Price(0, 1)}, use_genai_prices=False)
     offered = {**models(), "free": ScriptedModel(["x"], name="unknown")}
-    service = served(models=offered, tools={"search": object()}, prices=prices)
+    service = served(models=offered, tools={"search": object()}, mcp={"dams": object()}, prices=prices)
     async with service as server, server.client("vera") as vera:
         assert (await vera.get("/api/models")).json()["models"] == [
             {"id": "free", "model": "unknown", "priced": False},
             {"id": "m", "model": "scripted", "priced": True},
         ]
         assert (await vera.get("/api/tools")).json() == {"tools": ["search"]}
+        assert (await vera.get("/api/mcp-servers")).json() == {"mcp_servers": ["dams"]}
     async with served() as server, server.client("vera") as vera:
         assert (await vera.get("/api/models")).json() == {"models": []}
         assert (await vera.get("/api/tools")).json() == {"tools": []}
+        assert (await vera.get("/api/mcp-servers")).json() == {"mcp_servers": []}

@@ -1,4 +1,4 @@
-"""Views of one run, or of two: its call tree as columns, its budgets, why it stopped, and how two runs differ."""
+"""Views of one run, or of two: its call tree as columns and as text, its budgets, and how two runs differ."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from fastapi import APIRouter
 from penstock.hosting.ports import RunRecord
 from penstock.hosting.retention import DAY_S
 from penstock.hosting.run_diff import field_differences, node_differences, node_ends
+from penstock.hosting.run_explanation import explain_columns
 from penstock.server.errors import not_found
-from penstock.server.schemas import BudgetList, BudgetShown, CallPayload, Difference, RunDiff, RunShown, RunTree
+from penstock.server.schemas import (
+    BudgetList,
+    BudgetShown,
+    CallPayload,
+    Difference,
+    RunDiff,
+    RunExplanation,
+    RunShown,
+    RunTree,
+)
 from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable_run
 from penstock.server.trees import PAGE
 from penstock.server.unavailable import public
@@ -26,6 +36,15 @@ async def get_tree(run_id: PathId, service: Service, user: CurrentUser) -> RunTr
     tree = await service.trees.tree(service.stores.events, run_id)
     now: RunRecord = await service.host.get(run_id) or run
     return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
+
+
+@router.get("/{run_id}/explain")
+async def explain(run_id: PathId, service: Service, user: CurrentUser) -> RunExplanation:
+    """Explain a run in words: its calls as lines of text, whose limit stopped it, and what helps."""
+    run = await readable_run(service, run_id, user)
+    tree = await service.trees.tree(service.stores.events, run_id)
+    text, left_out = explain_columns(tree)
+    return RunExplanation.of(await service.host.get(run_id) or run, text, left_out, tree.last_seq)
 
 
 @router.get("/{run_id}/budgets")
