@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.hosting.call_columns import ABANDONED, COST_UNKNOWN, KINDS, NONE, REPLAYED, STATUSES, CallColumns
+from penstock.hosting.call_columns import ABANDONED, COST_UNKNOWN, KINDS, NONE, REPLAYED, STATUSES, TEXTS, CallColumns
 from penstock.money import format_cost
 from penstock.tracing.explain import MARKS
 from penstock.tracing.redaction import Redaction
 
 MAX_LINES = 2_000
 WAITING_MARK = "◇"
-TEXTS = ("name", "node", "node_type", "model")
-"""Columns whose values are indexes of texts."""
 MAX_INDENT = 120
 """Calls that are deeper are not indented further."""
 MAX_TEXT = 300

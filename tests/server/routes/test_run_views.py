@@ -56,6 +56,42 @@ async def test_tree_has_every_call_that_the_events_have() -> None:
     assert (tree["last_seq"], tree["calls"], tree["truncated"]) == (run["last_seq"], len(started), False)
 
 
+async def test_part_of_a_tree_is_a_call_and_what_is_below_it_to_a_depth() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann:
+        run_id = await ran(server, EACH, ["a", "b"])
+        whole = (await ann.get(f"/api/runs/{run_id}/tree")).json()
+
+        def calls(tree: dict[str, Any]) -> dict[int, tuple[int | None, str]]:
+            """Return the parent of each call, and its name."""
+            columns, strings = tree["columns"], tree["strings"]
+            parents = [None if row < 0 else columns["call"][row] for row in columns["parent"]]
+            names = [strings[name] for name in columns["name"]]
+            return dict(zip(columns["call"], zip(parents, names, strict=True), strict=True))
+
+        async def part(**query: Any) -> dict[str, Any]:
+            return (await ann.get(f"/api/runs/{run_id}/tree", params=query)).json()  # type: ignore[no-any-return]
+
+        every = calls(whole)
+        for top in every:
+            below = {top: (None, every[top][1])}
+            for call_id, (parent, name) in every.items():  # a call comes after the one that made it
+                if parent in below:
+                    below[call_id] = (parent, name)
+            tree = await part(under=f"n{top:06d}")
+            assert calls(tree) == below
+            assert (tree["calls"], tree["truncated"]) == (len(below), False)
+            assert len(tree["strings"]) <= len(whole["strings"])
+        shallow = await part(depth=1)
+        assert calls(shallow) == {id: one for id, one in every.items() if one[0] in (None, 1)}
+        assert (shallow["calls"], shallow["truncated"]) == (len(every), True)
+        assert shallow["last_seq"] == whole["last_seq"]
+        assert calls(await part(depth=0)) == {1: every[1]}
+        assert calls(await part(depth=100)) == every
+        assert calls(await part(under="n000001", depth=1)) == calls(shallow)
+        assert (await ann.get(f"/api/runs/{run_id}/tree", params={"under": "n999999"})).status_code == 404
+        assert (await ann.get(f"/api/runs/{run_id}/tree", params={"depth": -1})).status_code == 422
+
+
 async def test_refused_call_is_in_the_tree_with_its_stop() -> None:
     async with served(models=models()) as server, server.client("ann") as ann:
         run_id = await ran(server, READ, "a", max_steps=1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
+from penstock.hosting.call_columns import MAX_TREE_CALLS
 from penstock.hosting.ports import RunRecord
 from penstock.hosting.retention import DAY_S
 from penstock.hosting.run_diff import field_differences, node_differences, node_ends
@@ -22,7 +23,7 @@ from penstock.server.schemas import (
     RunShown,
     RunTree,
 )
-from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable_run
+from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, QueryId, ServerState, Service, readable_run
 from penstock.server.trees import PAGE
 from penstock.server.unavailable import public
 
@@ -30,12 +31,30 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY]
 
 
 @router.get("/{run_id}/tree")
-async def get_tree(run_id: PathId, service: Service, user: CurrentUser) -> RunTree:
-    """Return the call tree of a run as columns, up to the event `last_seq`; follow the events after it from there."""
+async def get_tree(
+    run_id: PathId,
+    service: Service,
+    user: CurrentUser,
+    under: Annotated[QueryId, Query(description="Only this call and all below it")] = None,
+    depth: Annotated[
+        int | None,
+        Query(ge=0, le=MAX_TREE_CALLS, description="Only calls so far below the first; 0 is the first alone"),
+    ] = None,
+) -> RunTree:
+    """Return the call tree of a run as columns, up to the event `last_seq`; follow the events after it from there.
+
+    404 if the call `under` is not in the tree.
+    """
     run = await readable_run(service, run_id, user)
     tree = await service.trees.tree(service.stores.events, run_id)
     now: RunRecord = await service.host.get(run_id) or run
-    return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
+    if under is None and depth is None:
+        return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
+    try:
+        part = tree.part(under, depth)
+    except KeyError:
+        raise not_found("call") from None
+    return RunTree(run_id=run_id, status=now.status, **part)
 
 
 @router.get("/{run_id}/explain")
