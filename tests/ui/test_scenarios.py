@@ -16,7 +16,7 @@ from playwright.async_api import Page, expect
 from tests.ui import test_money
 from tests.ui.browser import UI, Server, browsing, serving, tab
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.requirement("X-18")]
 
 SECRET = "canary-ui-ann-0123456789"
 UNAUTHORIZED = "the server responded with a status of 401"
