@@ -257,7 +257,18 @@ async def test_runs_are_filtered_by_time_reason_cost_and_name_and_sorted_by_cost
         assert await ids(until=first.created_ms) == []
         assert len(await ids(since=first.created_ms)) == 3
         assert await ids(q=dear[-12:].upper()) == [dear]
-        for wrong in ({"sort": "name"}, {"stop_reason": "odd"}, {"since": -1}, {"q": ""}, {"min_cost_usd": "nan"}):
+        replayed = (await ann.post(f"/api/runs/{cheap}/replay")).json()["id"]
+        assert await ids(origin="replay") == [replayed]
+        assert await ids(origin="run") == [halted, dear, cheap]
+        assert await ids(origin="chat") == []
+        for wrong in (
+            {"sort": "name"},
+            {"stop_reason": "odd"},
+            {"since": -1},
+            {"q": ""},
+            {"origin": "odd"},
+            {"min_cost_usd": "nan"},
+        ):
             answer = await ann.get("/api/runs", params=wrong)
             assert (answer.status_code, answer.json()["error"]["path"]) == (422, f"query.{next(iter(wrong))}")
 
