@@ -30,8 +30,6 @@ GROUPS: Mapping[str, str] = {
     "X": "beyond",
 }
 
-WEB = "needs the web UI"
-
 REQUIREMENTS: dict[str, Requirement] = {
     # the execution graph
     "G-1": Requirement("Node ids come from one counter, are never reused, and keep their order past n999999."),
@@ -151,7 +149,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list."),
     "X-16": Requirement("The documentation is a searchable site; every snippet runs."),
     "X-17": Requirement("`make prove` runs the same probes on every peer.", "needs the comparison page"),
-    "X-18": Requirement("A web UI works offline from the wheel.", WEB),
+    "X-18": Requirement("A web UI works offline from the wheel: runs, budgets, bills, chat, approvals, editor."),
     "X-19": Requirement("A person's data is found, exported and erased; neighbours upgrade."),
 }
 

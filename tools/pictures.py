@@ -45,6 +45,19 @@ invoice = ToolCall("1", "pay", {"to": "Turbine works", "amount_usd": 700, "when"
 payer = Agent(ScriptedModel([invoice, "It is paid."]), tools=[Tool(pay, needs_approval=True)], name="payer")
 """
 """An agent whose tool a person approves."""
+MODELS = """
+from penstock.agents.scripted import ScriptedModel
+from penstock.runtime.billing.prices import Price
+
+
+def lose(request):
+    raise ConnectionResetError("the connection was reset before the answer came")
+
+
+models = {"distant": ScriptedModel(lose, name="distant")}
+prices = {"distant": Price(0, 100)}
+"""
+"""A model whose answers are lost, so that nobody knows what they cost."""
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"
 SCRIPT = [
@@ -125,8 +138,20 @@ def chat_of(server: Server) -> str:
     return str(request(server, "/api/agents/guide/chat", {"content": question})["chat_id"])
 
 
+def lose(server: Server) -> None:
+    """Have a run whose bill is unresolved."""
+    nodes = [
+        {"id": "in", "type": "input", "data": {}},
+        {"id": "ask", "type": "llm-completion", "data": {"model": "distant"}},
+    ]
+    edges = [{"id": "e", "source": "in", "target": "ask", "data": {"channel": "flow"}}]
+    request(server, "/api/graphs/survey", {"name": "Survey", "document": {"nodes": nodes, "edges": edges}}, "PUT")
+    run_of(server, "survey", "How full is the reservoir?", "failed", max_cost_usd=0.5)
+
+
 def prepare(server: Server) -> Site:
     """Start the runs that the pages show."""
+    lose(server)
     finished = run_of(server, "research", "turbines", "completed", max_cost_usd=0.5)
     pipeline = run_of(server, "pipeline", "count to 12", "completed")
     waiting = run_of(server, "publish", "Write two lines about spillways.", "waiting")
@@ -148,6 +173,12 @@ async def from_tabs(page: Page) -> None:
 
 
 @scene
+async def signing_in(page: Page, site: Site) -> None:
+    await page.reload()  # forgets a token that is not kept
+    await expect(page.get_by_label("Token")).to_be_visible()
+
+
+@scene
 async def runs(page: Page, site: Site) -> None:
     await show(page, site, "runs")
     await expect(page.get_by_role("row")).not_to_have_count(0)
@@ -160,6 +191,20 @@ async def run_halted(page: Page, site: Site) -> None:
     await show(page, site, f"runs/{site.halted}")
     await expect(page.get_by_role("region", name="Why it stopped")).to_be_visible()
     await expect(page.get_by_role("treegrid").get_by_role("row").nth(3)).to_be_visible()
+
+
+@scene
+async def run_refusals(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.halted}")
+    await page.locator("details.refusals summary").click()
+    await page.locator("details.refusals").evaluate("one => one.scrollIntoView()")
+
+
+@scene
+async def run_grant(page: Page, site: Site) -> None:
+    await show(page, site, f"runs/{site.halted}")
+    await page.get_by_role("button", name="Grant more and go on").click()
+    await expect(page.get_by_role("dialog")).to_be_visible()
 
 
 @scene
@@ -235,6 +280,12 @@ async def approvals(page: Page, site: Site) -> None:
     form = page.get_by_role("region", name="Approval").filter(has_text="The tool pay")
     await form.get_by_role("button", name="Edit").click()
     await expect(form.get_by_label("Amount")).to_be_visible()
+
+
+@scene
+async def bills(page: Page, site: Site) -> None:
+    await show(page, site, "bills")
+    await expect(page.get_by_role("button", name="Settle").first).to_be_visible()
 
 
 @scene
@@ -330,6 +381,8 @@ async def take(browser: Browser, site: Site, names: list[str], theme: Literal["l
     async with tab(browser, theme=theme, expected=(SIGNED_OUT,)) as opened:
         await sign_in(opened.page, site)
         for name in names:
+            if await opened.page.get_by_label("Token", exact=True).is_visible():  # the scene before had signed out
+                await sign_in(opened.page, site)
             await SCENES[name](opened.page, site)
             await settle(opened.page)
             (FOLDER / f"{name}-{theme}.png").write_bytes(await reduced(browser, await opened.page.screenshot()))
@@ -341,7 +394,10 @@ async def take_all(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "app.py"
         program.write_text(PAYER, "utf-8")
-        server = Server(Path(folder), f"ann:admin:{SECRET}", options=(*SERVED, f"{program}:payer"))
+        models = Path(folder) / "models.py"
+        models.write_text(MODELS, "utf-8")
+        options = (*SERVED, f"{program}:payer", "--models", f"{models}:models", "--prices", f"{models}:prices")
+        server = Server(Path(folder), f"ann:admin:{SECRET}", options=options)
         server.start()
         try:
             site = prepare(server)

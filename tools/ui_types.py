@@ -34,7 +34,7 @@ USED = (
     ),
     *("Validity",),
     *("AgentPage", "AttachmentShown", "ChatPage", "ChatPath", "ChatShown", "NewAnswer", "NewMessage", "TurnShown"),
-    *("RunTree", "BudgetList", "GraphShown", "RunDiff", "CallPayload"),
+    *("RunEvent", "RunTree", "BudgetList", "GraphShown", "RunDiff", "CallPayload"),
     *("MoneyShown", "BudgetsOfDay", "PriceList", "BillPage", "Checkup", "SettingList", "HostShown", "Readiness"),
     *("TokenList", "NewToken", "CreatedToken", "SpendShown"),
 )

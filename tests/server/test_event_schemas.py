@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from typing import Any
 
@@ -10,11 +11,12 @@ from pydantic import ValidationError
 
 from penstock.hosting.event_data import ENDINGS, LAST_EVENTS
 from penstock.hosting.host import HostSettings
-from penstock.server.event_schemas import RUN_EVENT, TYPES
+from penstock.server.event_schemas import RUN_EVENT, TYPES, event_components
 from penstock.server.sse import event_json
 from tests.hosting.graphs import graph
 from tests.server.routes.test_run_views import EACH, READ, models
 from tests.server.served import ASK, GATE, Served, happened, served
+from tools.ui_types import description
 
 BROKEN = graph(("in", "input", {}), ("t", "prompt-template", {"template": "{{ missing }}"}), edges="in>t")
 
@@ -99,3 +101,15 @@ async def test_large_response_is_compressed_for_clients_that_accept_it_and_strea
         assert "content-encoding" not in small.headers
         events = await ann.get("/api/stream", params={"topics": "runs", "follow": "false"})
         assert "content-encoding" not in events.headers
+
+
+def test_published_description_has_the_events_under_names_of_their_own() -> None:
+    published = asyncio.run(description())["components"]["schemas"]
+    components = event_components()
+    assert {name: published[name] for name in components} == components
+    union = published["RunEvent"]
+    assert set(union["discriminator"]["mapping"]) == set(TYPES)
+    for type_name, reference in union["discriminator"]["mapping"].items():
+        event = published[reference.rpartition("/")[2]]
+        data = published[event["properties"]["data"]["$ref"].rpartition("/")[2]]
+        assert set(data["properties"]) == set(TYPES[type_name].model_fields), type_name

@@ -55,6 +55,15 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     assert loaded == set()
 
 
+def test_pictures_of_the_web_ui_have_the_colours_of_the_page(site: Path) -> None:
+    for name, least in (("web-ui.html", 10), ("overview.html", 1)):
+        page = (site / name).read_text("utf-8")
+        light = re.findall(r'src="([^"]*)-light\.png#only-light"', page)
+        assert len(light) >= least
+        assert light == re.findall(r'src="([^"]*)-dark\.png#only-dark"', page)
+        assert all((site / f"{one}-{theme}.png").is_file() for one in light for theme in ("light", "dark"))
+
+
 def test_every_command_and_setting_is_in_the_reference(site: Path) -> None:
     page = (site / "reference/command-line.html").read_text("utf-8")
     for command in (

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Error as PlaywrightError
 
 UI = Path(__file__).parents[2] / "ui"
 LAUNCH = UI / "node_modules" / ".chromium" / "launch.json"
@@ -41,6 +42,9 @@ class Server:
     tokens: str = ""
     port: int = 0
     options: tuple[str, ...] = ()
+    program: tuple[str, ...] = (sys.executable, "-m", "penstock.cli")
+    path: str | None = None
+    """`PATH` of the process; that of the tests if it is None."""
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property
@@ -50,8 +54,10 @@ class Server:
     def start(self) -> None:
         """Start it and wait until it listens."""
         database = f"sqlite:///{self.folder / 'ui.db'}"
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--db", database, *self.options]
+        command = [*self.program, "serve", "--db", database, *self.options]
         environment = {**os.environ, "PENSTOCK_TOKENS": self.tokens}
+        if self.path is not None:
+            environment["PATH"] = self.path
         self._process = subprocess.Popen(
             [*command, "--port", str(self.port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={name: value for name, value in environment.items() if value},
@@ -89,6 +95,17 @@ class Tab:
     page: Page
     expected: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Requests that were answered with an error."""
+
+    async def description(self) -> str:
+        """Describe the page for the report of a failure: where it is, what it shows, and what went wrong before."""
+        try:
+            text = await self.page.locator("body").inner_text(timeout=2_000)
+        except PlaywrightError as error:
+            text = f"(cannot be read: {error.message})"
+        facts = {"errors": self.errors, "answered with an error": self.refused, "shows": text[:2_000]}
+        return f"The page {self.page.url}\n" + "\n".join(f"{name}: {value}" for name, value in facts.items())
 
     def note(self, text: str) -> None:
         if not any(part in text for part in self.expected):
@@ -130,6 +147,14 @@ async def tab(
     opened = Tab(await context.new_page(), expected)
     opened.page.on("console", lambda message: opened.note(message.text) if message.type == "error" else None)
     opened.page.on("pageerror", lambda error: opened.note(str(error)))
-    yield opened
+    opened.page.on(
+        "response",
+        lambda answer: opened.refused.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None,
+    )
+    try:
+        yield opened
+    except Exception as error:
+        error.add_note(await opened.description())
+        raise
     await context.close()
     assert not opened.errors, opened.errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any, Literal
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.ui.browser import Server, browsing, serving, tab
+from tests.ui import test_money
+from tests.ui.browser import UI, Server, browsing, serving, tab
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.requirement("X-18")]
 
 SECRET = "canary-ui-ann-0123456789"
 UNAUTHORIZED = "the server responded with a status of 401"
@@ -70,7 +72,10 @@ async def test_from_signing_in_to_the_first_answer(tmp_path: Path) -> None:
         async with browsing() as browser, tab(browser, expected=(UNAUTHORIZED,)) as opened:
             page = opened.page
             await page.goto(server.url)
-            await opened.check_accessibility()
+            for theme in ("dark", "light"):
+                await page.emulate_media(color_scheme=theme)
+                await expect(page.get_by_label("Token")).to_be_visible()
+                await opened.check_accessibility()
             await page.get_by_label("Token").fill("wrong-0123456789abcdef")
             await page.get_by_role("button", name="Sign in").click()
             await expect(page.get_by_role("alert")).to_contain_text("token")
@@ -159,36 +164,65 @@ async def test_a_page_reconnects_to_a_server_that_was_killed(tmp_path: Path) -> 
             await expect(status(page)).to_have_text("The run is completed")
 
 
+PAGES = ("runs", "start", "approvals", "nowhere", "diff", "diff/{run}/{halted}")
+RUN_PAGES = (
+    "{run}",
+    "{halted}",
+    "{waiting}",
+    "{run}?call=1:n000005",
+    "{run}?view=flame&call=1:n000005",
+    "{run}?view=flame&by=money&as=table",
+    "{run}?view=timeline",
+    "{run}?view=graph",
+    "{run}?view=graph&as=table",
+    "{run}?view=events&event=3",
+    "{run}?view=data",
+)
+CHECKED_BY = {"chat": "test_chat.py", "graphs": "test_editor.py", "connect": "", "money": "", "bills": "", "admin": ""}
+"""Pages of other scenarios; those without a file are the places of `test_money`."""
+
+
+def test_every_page_of_the_ui_is_checked_in_both_themes() -> None:
+    table = (UI / "src" / "pages" / "index.ts").read_text("utf-8").partition("PLACES: Record")[2]
+    names = set(re.findall(r"^  (\w+): \{", table, re.MULTILINE))
+    assert {"runs", "chat", "graphs"} <= names
+    here = {page.partition("/")[0] for page in PAGES}
+    assert names - here == CHECKED_BY.keys() - here
+    for name, file in CHECKED_BY.items():
+        if file:
+            text = (Path(__file__).parent / file).read_text("utf-8")
+            assert f"#/{name}" in text
+            assert "check_accessibility" in text
+        else:
+            assert any(place.startswith(name) for place in test_money.PAGES), name
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_every_page_meets_wcag_and_fetches_nothing_from_outside(
     server: Server, theme: Literal["light", "dark"]
 ) -> None:
-    run = api(server, "/api/runs", {"graph_id": "pipeline", "input": "count to 3"})["id"]
+    body = {"graph_id": "pipeline", "input": "count to 3"}
+    run = api(server, "/api/runs", body)["id"]
+    halted = api(server, "/api/runs", {**body, "limits": {"max_cost_usd": "0"}})["id"]
+    waiting = api(server, "/api/runs", {**body, "graph_id": "publish"})["id"]
     async with browsing() as browser, tab(browser, theme=theme) as opened:
         page = opened.page
         outside: list[str] = []
         await record_payloads(page)
         page.on("request", lambda request: None if request.url.startswith(server.url) else outside.append(request.url))
-        await page.goto(f"{server.url}/#/runs/{run}")
-        await expect(status(page)).to_have_text("The run is completed")
-        for place in (
-            "runs",
-            "start",
-            "approvals",
-            "nowhere",
-            f"runs/{run}",
-            f"runs/{run}?call=1:n000005",
-            f"runs/{run}?view=flame&call=1:n000005",
-            f"runs/{run}?view=flame&by=money&as=table",
-            f"runs/{run}?view=timeline",
-            f"runs/{run}?view=graph",
-            f"runs/{run}?view=graph&as=table",
-            f"runs/{run}?view=events&event=3",
-            f"runs/{run}?view=data",
-        ):
-            await page.goto(f"{server.url}/#/{place}")
+        for id, ended in ((run, "completed"), (halted, "halted"), (waiting, "waiting")):
+            await page.goto(f"{server.url}/#/runs/{id}")
+            await expect(status(page)).to_have_text(f"The run is {ended}")
+        for place in (*PAGES, *(f"runs/{place}" for place in RUN_PAGES)):
+            await page.goto(f"{server.url}/#/{place.format(run=run, halted=halted, waiting=waiting)}")
             await expect(page.get_by_role("heading", level=1)).to_be_visible()
             await opened.check_accessibility()
+        for key, dialog in (("Control+k", "Go to"), ("?", "Keys")):
+            await page.keyboard.press(key)
+            await expect(page.get_by_role("dialog", name=dialog)).to_be_visible()
+            await opened.check_accessibility()
+            await page.keyboard.press("Escape")
+            await expect(page.get_by_role("dialog")).to_have_count(0)
         assert outside == []
 
 

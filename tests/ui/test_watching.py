@@ -17,7 +17,7 @@ from playwright.async_api import Page, Route, expect
 from tests.ui.browser import Server, browsing, serving, tab
 from tests.ui.test_scenarios import status
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.requirement("X-18")]
 
 EXAMPLES = Path(__file__).parents[2] / "src" / "penstock" / "server" / "examples"
 ROOT, ANN, BOB = "canary-watch-root-0123456789", "canary-watch-ann-0123456789", "canary-watch-bob-0123456789"

@@ -25,6 +25,8 @@ BESIDE = {
 WORKER = "https://unpkg.com/iframe-worker/shim"
 """A script that the theme would load from another host."""
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+LIGHT = re.compile(r"(!\[[^\]]*\]\([^)\s]+)-light\.png\)")
+"""A picture of a page in light colours; beside its file is one in dark colours."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -38,7 +40,7 @@ def generated() -> Iterator[tuple[str, str]]:
     """Yield the path and the Markdown of every page that is not in `docs/`."""
     for source, path in BESIDE.items():
         from_folder = partial(_from_root, source.rpartition("/")[0])
-        yield path, LINK.sub(from_folder, (ROOT / source).read_text("utf-8"))
+        yield path, _in_both_themes(LINK.sub(from_folder, (ROOT / source).read_text("utf-8")))
     yield from api.pages()
     yield "reference/command-line.md", commands.page()
     yield "reference/http.md", http.page()
@@ -49,7 +51,7 @@ def generated() -> Iterator[tuple[str, str]]:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links from `docs/` to files beside it at their pages."""
     up = page.file.src_uri.count("/") * "../"
-    return LINK.sub(lambda link: _from_docs(link[0], up), markdown)
+    return _in_both_themes(LINK.sub(lambda link: _from_docs(link[0], up), markdown))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
@@ -60,6 +62,11 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 def on_post_template(output_content: str, **_: Any) -> str:
     """Do the same for pages of the theme, which stand at the root of the site."""
     return output_content.replace(WORKER, "assets/file-worker.js")
+
+
+def _in_both_themes(markdown: str) -> str:
+    """Show a picture in the colours of the page: the theme hides the other one."""
+    return LIGHT.sub(r"\1-light.png#only-light)\1-dark.png#only-dark)", markdown)
 
 
 def _from_docs(link: str, up: str) -> str:

@@ -8,11 +8,13 @@ dropped when another worker continues the run: it emits the results found in the
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from penstock.hosting.ports import HostedEvent
 from penstock.money import to_nanos
+
+T = TypeVar("T")
 
 KINDS = ("system", "llm", "tool")
 STATUSES = ("running", "waiting", "success", "fail", "halt")
@@ -25,6 +27,8 @@ COLUMNS = (
     *("call", "parent", "kind", "name", "node", "node_type", "model", "start_ms", "end_ms", "status"),
     *("cost_nanos", "tokens_in", "tokens_out", "attempt", "stop", "flags"),
 )
+TEXTS = ("name", "node", "node_type", "model")
+"""Columns whose values are indexes of texts."""
 NONE = -1
 """Stands for no parent, node, model, stop or end."""
 
@@ -74,6 +78,27 @@ class CallColumns:
             return None
         end_ms = self.columns["end_ms"][row]
         return self.base_ms + (self.columns["start_ms"][row] if end_ms == NONE else end_ms)
+
+    def part(self, under: str | None = None, depth: int | None = None) -> dict[str, Any]:
+        """Return a part of the columns as JSON data: a call and all below it, no deeper than `depth` below the first.
+
+        `calls` counts those that are too deep, too. Raises KeyError for a call that is not in the tree.
+        """
+        top = NONE if under is None else self._rows[under]
+        parents, levels = self.columns["parent"], list[int]()
+        for row, parent in enumerate(parents):
+            above = NONE if parent == NONE else levels[parent]
+            is_top = parent == NONE if under is None else row == top
+            levels.append(0 if is_top else NONE if above == NONE else above + 1)
+        rows = [row for row, level in enumerate(levels) if level != NONE and (depth is None or level <= depth)]
+        place = {row: at for at, row in enumerate(rows)}
+        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
+        columns["parent"] = [place.get(parent, NONE) for parent in columns["parent"]]
+        strings = _used(columns, TEXTS, self.strings)
+        stops = _used(columns, ("stop",), self.stops)
+        calls = sum(level != NONE for level in levels) + (self.left_out if under is None else 0)
+        facts = {"calls": calls, "truncated": len(rows) < calls or bool(self.left_out), "columns": columns}
+        return {**self.to_dict(), **facts, "strings": strings, "stops": [dict(stop) for stop in stops]}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns as JSON data."""
@@ -168,3 +193,12 @@ class CallColumns:
             index = self._texts[text] = len(self.strings)
             self.strings.append(text)
         return index
+
+
+def _used(columns: dict[str, list[int]], names: Sequence[str], values: Sequence[T]) -> list[T]:
+    """Return the values that these columns refer to, and let them refer to those."""
+    used = sorted({index for name in names for index in columns[name]} - {NONE})
+    place = {index: at for at, index in enumerate(used)}
+    for name in names:
+        columns[name] = [place.get(index, NONE) for index in columns[name]]
+    return [values[index] for index in used]

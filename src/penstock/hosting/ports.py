@@ -356,6 +356,8 @@ class RunFilter(NamedTuple):
     """Part of the id of the run or of its graph, in upper or lower case."""
     bills: BillState | None = None
     """With holds for unresolved bills, or with calls of unknown cost."""
+    origin: str | None = None
+    """How the run began: the `kind` of its origin, such as `fork`."""
 
 
 NO_FILTER = RunFilter()

@@ -115,7 +115,7 @@ class BillData(Data):
     held_usd: float
 
 
-class NodeData(Data):
+class NodeEventData(Data):
     node_id: str
     node_type: str
     replayed: bool | None = None
@@ -238,11 +238,11 @@ TYPES: dict[str, type[BaseModel]] = {
     "approval.answered": ApprovalAnsweredData,
     "bill.resolved": BillData,
     "bill.released": BillData,
-    "node.started": NodeData,
-    "node.completed": NodeData,
-    "node.error": NodeData,
-    "node.cancelled": NodeData,
-    "node.skipped": NodeData,
+    "node.started": NodeEventData,
+    "node.completed": NodeEventData,
+    "node.error": NodeEventData,
+    "node.cancelled": NodeEventData,
+    "node.skipped": NodeEventData,
     "node.progress": ProgressData,
     "text.delta": TextData,
     "tool.call": ToolCallData,

@@ -594,6 +594,34 @@ class RunTree(Shown):
     columns: TreeColumns
 
 
+class RunExplanation(Shown):
+    """A run in words, as of the event `last_seq`."""
+
+    run_id: str
+    status: RunStatus
+    last_seq: int
+    text: str = Field(description="One line for each call, below the call that made it, with its cost, time and end")
+    left_out: int = Field(description="Number of calls that have no line")
+    error: str | None = Field(description="What stopped the run, in a sentence")
+    halted_by: Halt | None
+    advice: list[AdviceShown] = Field(description="Steps that let a halted run go on, the one that helps most first")
+
+    @classmethod
+    def of(cls, run: RunRecord, text: str, left_out: int, last_seq: int) -> RunExplanation:
+        """Explain a run whose calls are `text`."""
+        shown = RunShown.whole(run, last_seq)
+        return cls(
+            run_id=run.id,
+            status=run.status,
+            last_seq=last_seq,
+            text=text,
+            left_out=left_out,
+            error=shown.error,
+            halted_by=shown.halted_by,
+            advice=shown.advice,
+        )
+
+
 class CallPayload(Shown):
     """What a model or tool call was given and returned, if the operator of the server records it."""
 
@@ -973,6 +1001,12 @@ class ToolList(Shown):
     """The ids of the tools that graphs on this server can name."""
 
     tools: list[str]
+
+
+class McpServerList(Shown):
+    """The names of the MCP servers that graphs on this server can name; never their commands or addresses."""
+
+    mcp_servers: list[str]
 
 
 class Me(Shown):

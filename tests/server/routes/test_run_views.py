@@ -12,6 +12,7 @@ from penstock.hosting import call_columns
 from penstock.hosting.call_columns import ABANDONED, COST_UNKNOWN, REPLAYED, WAITED, CallColumns
 from penstock.hosting.host import HostSettings
 from penstock.hosting.ports import HostedEvent
+from penstock.hosting.run_explanation import explain_columns
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from tests.hosting.graphs import graph
@@ -55,6 +56,42 @@ async def test_tree_has_every_call_that_the_events_have() -> None:
     assert (tree["last_seq"], tree["calls"], tree["truncated"]) == (run["last_seq"], len(started), False)
 
 
+async def test_part_of_a_tree_is_a_call_and_what_is_below_it_to_a_depth() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann:
+        run_id = await ran(server, EACH, ["a", "b"])
+        whole = (await ann.get(f"/api/runs/{run_id}/tree")).json()
+
+        def calls(tree: dict[str, Any]) -> dict[int, tuple[int | None, str]]:
+            """Return the parent of each call, and its name."""
+            columns, strings = tree["columns"], tree["strings"]
+            parents = [None if row < 0 else columns["call"][row] for row in columns["parent"]]
+            names = [strings[name] for name in columns["name"]]
+            return dict(zip(columns["call"], zip(parents, names, strict=True), strict=True))
+
+        async def part(**query: Any) -> dict[str, Any]:
+            return (await ann.get(f"/api/runs/{run_id}/tree", params=query)).json()  # type: ignore[no-any-return]
+
+        every = calls(whole)
+        for top in every:
+            below = {top: (None, every[top][1])}
+            for call_id, (parent, name) in every.items():  # a call comes after the one that made it
+                if parent in below:
+                    below[call_id] = (parent, name)
+            tree = await part(under=f"n{top:06d}")
+            assert calls(tree) == below
+            assert (tree["calls"], tree["truncated"]) == (len(below), False)
+            assert len(tree["strings"]) <= len(whole["strings"])
+        shallow = await part(depth=1)
+        assert calls(shallow) == {id: one for id, one in every.items() if one[0] in (None, 1)}
+        assert (shallow["calls"], shallow["truncated"]) == (len(every), True)
+        assert shallow["last_seq"] == whole["last_seq"]
+        assert calls(await part(depth=0)) == {1: every[1]}
+        assert calls(await part(depth=100)) == every
+        assert calls(await part(under="n000001", depth=1)) == calls(shallow)
+        assert (await ann.get(f"/api/runs/{run_id}/tree", params={"under": "n999999"})).status_code == 404
+        assert (await ann.get(f"/api/runs/{run_id}/tree", params={"depth": -1})).status_code == 422
+
+
 async def test_refused_call_is_in_the_tree_with_its_stop() -> None:
     async with served(models=models()) as server, server.client("ann") as ann:
         run_id = await ran(server, READ, "a", max_steps=1)
@@ -67,6 +104,30 @@ async def test_refused_call_is_in_the_tree_with_its_stop() -> None:
         "steps",
         1.0,
     )
+
+
+async def test_run_is_explained_call_by_call_with_whose_limit_stopped_it_and_what_helps() -> None:
+    async with served(models=models()) as server, server.client("ann") as ann, server.client("bob") as bob:
+        ended = await ran(server, EACH, ["a", "b"])
+        whole = (await ann.get(f"/api/runs/{ended}/explain")).json()
+        halted = await ran(server, READ, "a", max_steps=1)
+        stopped = (await ann.get(f"/api/runs/{halted}/explain")).json()
+        run = (await ann.get(f"/api/runs/{halted}")).json()
+        tree = (await ann.get(f"/api/runs/{ended}/tree")).json()
+        assert (await bob.get(f"/api/runs/{ended}/explain")).status_code == 404
+    lines = whole["text"].splitlines()
+    assert len(lines) == tree["calls"]
+    assert "$0.02" in lines[0]  # the cost of everything below
+    models_called = [line for line in lines if "llm m" in line or "llm scripted" in line]
+    assert len(models_called) == 2
+    assert all("✓" in line and "$0.01" in line and "3→5 tokens" in line for line in models_called)
+    assert (whole["error"], whole["halted_by"], whole["advice"], whole["left_out"]) == (None, None, [], 0)
+    assert [stopped[name] for name in ("status", "error", "halted_by", "advice")] == [
+        run[name] for name in ("status", "error", "halted_by", "advice")
+    ]
+    assert stopped["advice"]
+    assert "■" in stopped["text"]
+    assert run["error"] in stopped["text"]
 
 
 async def test_tree_of_a_run_in_progress_grows_with_its_events() -> None:
@@ -111,6 +172,40 @@ def test_flags_and_late_bills_are_in_the_columns() -> None:
     assert columns["flags"].tolist() == [WAITED | ABANDONED | COST_UNKNOWN]
     assert (columns["cost_nanos"][0], columns["tokens_in"][0], columns["attempt"][0]) == (20_000_000, 5, 2)
     assert (columns["start_ms"][0], columns["end_ms"][0]) == (20, 30)
+
+
+def test_explanation_is_plain_text_of_bounded_length_in_any_shape_of_tree() -> None:
+    tree = CallColumns()
+    failed = {**ENDED, "status": "fail", "cost_usd": None}
+    tree.add([HostedEvent(1, 1, "run.started", {"epoch": 1})])
+    assert explain_columns(tree) == ("", 0)
+    secret = "sk-ant-api03-" + "a" * 80
+    below = {"parent_id": "n000001"}
+    tree.add(
+        [
+            call(2, "call.started", name=f"a\n\x1b[31m\u202e {secret}", attempt=2),
+            call(3, "call.started", "n000002", **below, name="x" * 5_000),
+            call(4, "call.ended", "n000002", **below, **failed),
+            call(5, "call.ended", "n000003", **below, **failed, replayed=True),  # one that never started
+            call(6, "call.waiting", "n000004", **below),
+        ]
+    )
+    text, left_out = explain_columns(tree)
+    lines = text.split("\n")
+    assert (len(lines), left_out) == (4, 0)
+    assert all(line.isprintable() and len(line) < 500 for line in lines)
+    assert secret not in text
+    for line, words in zip(
+        lines, ("attempt 2", "unknown (1 call)", "from the journal", "waits for a budget"), strict=True
+    ):
+        assert words in line
+    assert "in progress" in lines[0]
+    for number in range(5, 3_000):  # each made by the one before: as deep as it gets
+        tree.add([call(number + 2, "call.started", f"n{number:06d}", parent_id=f"n{number - 1:06d}")])
+    text, left_out = explain_columns(tree)
+    assert text.count("\n") + 1 + left_out == len(tree)
+    assert left_out > 0
+    assert max(map(len, text.split("\n"))) < 500
 
 
 def test_resumed_run_has_the_calls_of_its_newest_epoch() -> None:
@@ -162,7 +257,18 @@ async def test_runs_are_filtered_by_time_reason_cost_and_name_and_sorted_by_cost
         assert await ids(until=first.created_ms) == []
         assert len(await ids(since=first.created_ms)) == 3
         assert await ids(q=dear[-12:].upper()) == [dear]
-        for wrong in ({"sort": "name"}, {"stop_reason": "odd"}, {"since": -1}, {"q": ""}, {"min_cost_usd": "nan"}):
+        replayed = (await ann.post(f"/api/runs/{cheap}/replay")).json()["id"]
+        assert await ids(origin="replay") == [replayed]
+        assert await ids(origin="run") == [halted, dear, cheap]
+        assert await ids(origin="chat") == []
+        for wrong in (
+            {"sort": "name"},
+            {"stop_reason": "odd"},
+            {"since": -1},
+            {"q": ""},
+            {"origin": "odd"},
+            {"min_cost_usd": "nan"},
+        ):
             answer = await ann.get("/api/runs", params=wrong)
             assert (answer.status_code, answer.json()["error"]["path"]) == (422, f"query.{next(iter(wrong))}")
 
@@ -206,13 +312,15 @@ async def test_two_runs_are_compared_by_their_fields_and_the_ends_of_their_nodes
 async def test_models_and_tools_that_graphs_can_name_are_listed() -> None:
     prices = PriceBook(registered={"scripted": Price(0, 1)}, use_genai_prices=False)
     offered = {**models(), "free": ScriptedModel(["x"], name="unknown")}
-    service = served(models=offered, tools={"search": object()}, prices=prices)
+    service = served(models=offered, tools={"search": object()}, mcp={"dams": object()}, prices=prices)
     async with service as server, server.client("vera") as vera:
         assert (await vera.get("/api/models")).json()["models"] == [
             {"id": "free", "model": "unknown", "priced": False},
             {"id": "m", "model": "scripted", "priced": True},
         ]
         assert (await vera.get("/api/tools")).json() == {"tools": ["search"]}
+        assert (await vera.get("/api/mcp-servers")).json() == {"mcp_servers": ["dams"]}
     async with served() as server, server.client("vera") as vera:
         assert (await vera.get("/api/models")).json() == {"models": []}
         assert (await vera.get("/api/tools")).json() == {"tools": []}
+        assert (await vera.get("/api/mcp-servers")).json() == {"mcp_servers": []}

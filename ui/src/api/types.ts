@@ -18,9 +18,33 @@ export interface AgentShown {
   made_for_chat: boolean;
 }
 
+export interface ApprovalAnsweredData {
+  approval_id: string;
+  state: string;
+  by: string | null;
+}
+
+export interface ApprovalAnsweredEvent {
+  seq: number;
+  at_ms: number;
+  type: "approval.answered";
+  data: ApprovalAnsweredData;
+}
+
 export interface ApprovalPage {
   approvals: ApprovalShown[];
   next: string | null;
+}
+
+export interface ApprovalRequestedData {
+  approval: AskedApproval;
+}
+
+export interface ApprovalRequestedEvent {
+  seq: number;
+  at_ms: number;
+  type: "approval.requested";
+  data: ApprovalRequestedData;
 }
 
 export interface ApprovalShown {
@@ -39,12 +63,34 @@ export interface ApprovalShown {
   expects?: ToolShape | null;
 }
 
+export interface AskedApproval {
+  id: string;
+  run_id: string;
+  node_id: string;
+  question: string;
+  value: unknown;
+  state: string;
+  asked_ms: number;
+}
+
 export interface AttachmentShown {
   id: string;
   name: string;
   media_type: string;
   size: number;
   created_ms: number;
+}
+
+export interface BillData {
+  call_id: string;
+  name: string | null;
+  model: string | null;
+  node_id?: string | null;
+  by: string;
+  cost_usd: number;
+  tokens_in: number;
+  tokens_out: number;
+  held_usd: number;
 }
 
 export interface BillList {
@@ -55,6 +101,20 @@ export interface BillList {
 export interface BillPage {
   runs: RunBills[];
   next?: string | null;
+}
+
+export interface BillReleasedEvent {
+  seq: number;
+  at_ms: number;
+  type: "bill.released";
+  data: BillData;
+}
+
+export interface BillResolvedEvent {
+  seq: number;
+  at_ms: number;
+  type: "bill.resolved";
+  data: BillData;
 }
 
 export interface BillShown {
@@ -73,6 +133,13 @@ export interface BudgetData {
   max_tokens?: number | null;
   max_api_calls?: number | null;
   max_time_s?: number | null;
+}
+
+export interface BudgetEvent {
+  seq: number;
+  at_ms: number;
+  type: "budget";
+  data: BudgetShown;
 }
 
 export interface BudgetList {
@@ -94,6 +161,34 @@ export interface BudgetsOfDay {
   budgets: DayBudgetShown[];
 }
 
+export interface CallEndedData {
+  call_id: string;
+  parent_id: string | null;
+  kind: "system" | "llm" | "tool";
+  name: string;
+  node_id?: string | null;
+  model?: string | null;
+  replayed?: boolean | null;
+  status: "success" | "fail" | "halt";
+  cost_usd: number | null;
+  tokens_in: number;
+  tokens_out: number;
+  duration_ms: number;
+  finish_reason?: string | null;
+  stop_reason?: string | null;
+  error?: string | null;
+  retries_used?: number | null;
+  abandoned?: boolean | null;
+  stop?: StopShown | null;
+}
+
+export interface CallEndedEvent {
+  seq: number;
+  at_ms: number;
+  type: "call.ended";
+  data: CallEndedData;
+}
+
 export interface CallPayload {
   call_id: string;
   recording: "off" | "redacted" | "full";
@@ -103,8 +198,75 @@ export interface CallPayload {
   expired: boolean;
 }
 
+export interface CallSettledData {
+  call_id: string;
+  node_id: string | null;
+  cost_usd: number;
+  tokens_in: number;
+  tokens_out: number;
+}
+
+export interface CallSettledEvent {
+  seq: number;
+  at_ms: number;
+  type: "call.settled";
+  data: CallSettledData;
+}
+
+export interface CallStartedData {
+  call_id: string;
+  parent_id: string | null;
+  kind: "system" | "llm" | "tool";
+  name: string;
+  node_id?: string | null;
+  model?: string | null;
+  replayed?: boolean | null;
+  depth: number;
+  context: string;
+  node_type?: string | null;
+  attempt?: number | null;
+  iteration?: number | null;
+  held_usd?: number | null;
+}
+
+export interface CallStartedEvent {
+  seq: number;
+  at_ms: number;
+  type: "call.started";
+  data: CallStartedData;
+}
+
+export interface CallWaitingData {
+  call_id: string;
+  parent_id: string | null;
+  kind: "system" | "llm" | "tool";
+  name: string;
+  node_id?: string | null;
+  model?: string | null;
+  replayed?: boolean | null;
+  context: string;
+  stop: StopShown;
+}
+
+export interface CallWaitingEvent {
+  seq: number;
+  at_ms: number;
+  type: "call.waiting";
+  data: CallWaitingData;
+}
+
 export interface CancelShown {
   result: "cancelled" | "already_cancelled" | "remembered" | "ended";
+}
+
+export interface CancelledData {
+  cost_usd: number | null;
+  tokens_in: number;
+  tokens_out: number;
+  unresolved_usd?: number | null;
+  unknown_costs?: number | null;
+  reason: string;
+  cause: string;
 }
 
 export interface ChangeShown {
@@ -155,6 +317,16 @@ export interface ChatShown {
 
 export interface Checkup {
   findings: FindingShown[];
+}
+
+export interface CompletedData {
+  cost_usd: number | null;
+  tokens_in: number;
+  tokens_out: number;
+  unresolved_usd?: number | null;
+  unknown_costs?: number | null;
+  output: unknown;
+  finish_reason?: unknown;
 }
 
 export interface CreatedToken {
@@ -233,6 +405,17 @@ export interface EventShown {
   data: Record<string, unknown>;
 }
 
+export interface FailedData {
+  cost_usd: number | null;
+  tokens_in: number;
+  tokens_out: number;
+  unresolved_usd?: number | null;
+  unknown_costs?: number | null;
+  error: string;
+  message: string;
+  node_id?: string | null;
+}
+
 export interface FindingShown {
   name: string;
   state: "ok" | "missing" | "broken";
@@ -250,6 +433,12 @@ export interface GatewayKeyShown {
 
 export interface Grant {
   limits: Limits;
+}
+
+export interface GrantedData {
+  limits: Record<string, unknown>;
+  by: string;
+  grant_id: string;
 }
 
 export interface GraphDiff {
@@ -325,6 +514,25 @@ export interface Halt {
   node_id?: string | null;
 }
 
+export interface HaltedData {
+  cost_usd: number | null;
+  tokens_in: number;
+  tokens_out: number;
+  unresolved_usd?: number | null;
+  unknown_costs?: number | null;
+  stop_reason: string;
+  message: string;
+  budget?: string | null;
+  unit?: string | null;
+  limit?: number | null;
+  used?: number | null;
+  held?: number | null;
+  asked?: number | null;
+  momentary?: boolean | null;
+  whose?: "run" | "owner" | "all" | "node" | null;
+  node_id?: string | null;
+}
+
 export interface HandleShown {
   name: string;
   type: string;
@@ -361,6 +569,31 @@ export interface LayoutChange {
 
 export interface LayoutShown {
   positions: Record<string, NodePosition>;
+}
+
+export interface LimitData {
+  stop_reason: string;
+  message: string;
+  budget: string | null;
+  unit: string | null;
+  limit: number | null;
+  used: number | null;
+  held: number | null;
+  asked: number | null;
+  unresolved: number | null;
+  momentary: boolean;
+  whose: "run" | "owner" | "all" | "node" | null;
+  call_id: string | null;
+  name: string;
+  node_id: string | null;
+  cause: boolean;
+}
+
+export interface LimitEvent {
+  seq: number;
+  at_ms: number;
+  type: "limit";
+  data: LimitData;
 }
 
 export interface Limits {
@@ -476,14 +709,67 @@ export interface Node {
   data?: NodeData;
 }
 
+export interface NodeCancelledEvent {
+  seq: number;
+  at_ms: number;
+  type: "node.cancelled";
+  data: NodeEventData;
+}
+
+export interface NodeCompletedEvent {
+  seq: number;
+  at_ms: number;
+  type: "node.completed";
+  data: NodeEventData;
+}
+
 export interface NodeData {
   error_policy?: ErrorPolicyData | null;
   budget?: BudgetData | null;
 }
 
+export interface NodeErrorEvent {
+  seq: number;
+  at_ms: number;
+  type: "node.error";
+  data: NodeEventData;
+}
+
+export interface NodeEventData {
+  node_id: string;
+  node_type: string;
+  replayed?: boolean | null;
+  outputs?: Record<string, unknown> | null;
+  finish_reason?: unknown;
+  error?: string | null;
+  message?: string | null;
+  reason?: unknown;
+}
+
 export interface NodePosition {
   x: number;
   y: number;
+}
+
+export interface NodeProgressEvent {
+  seq: number;
+  at_ms: number;
+  type: "node.progress";
+  data: ProgressData;
+}
+
+export interface NodeSkippedEvent {
+  seq: number;
+  at_ms: number;
+  type: "node.skipped";
+  data: NodeEventData;
+}
+
+export interface NodeStartedEvent {
+  seq: number;
+  at_ms: number;
+  type: "node.started";
+  data: NodeEventData;
 }
 
 export interface NodeTypeShown {
@@ -545,10 +831,47 @@ export interface PriceShown {
   has_tiers: boolean;
 }
 
+export interface PriceUnknownData {
+  model: string | null;
+  message: string;
+}
+
+export interface PriceUnknownEvent {
+  seq: number;
+  at_ms: number;
+  type: "price.unknown";
+  data: PriceUnknownData;
+}
+
 export interface ProblemShown {
   code: string;
   path: string;
   message: string;
+}
+
+export interface ProgramChangedData {
+  node_id: string;
+  program?: unknown;
+  message?: unknown;
+}
+
+export interface ProgramChangedEvent {
+  seq: number;
+  at_ms: number;
+  type: "program.changed";
+  data: ProgramChangedData;
+}
+
+export interface ProgressData {
+  node_id: string;
+  node_type: string;
+  replayed?: boolean | null;
+  name: string;
+  data: unknown;
+}
+
+export interface QueuedData {
+  missing?: string[] | null;
 }
 
 export interface Readiness {
@@ -578,13 +901,71 @@ export interface RunBills {
   unknown: UnknownCost[];
 }
 
+export interface RunCancelledEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.cancelled";
+  data: CancelledData;
+}
+
+export interface RunCompletedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.completed";
+  data: CompletedData;
+}
+
 export interface RunDiff {
   differences: Difference[];
+}
+
+export type RunEvent = RunQueuedEvent | RunStartedEvent | RunResumedEvent | RunParkedEvent | RunWaitingEvent | RunGrantedEvent | RunCompletedEvent | RunFailedEvent | RunHaltedEvent | RunCancelledEvent | ApprovalRequestedEvent | ApprovalAnsweredEvent | BillResolvedEvent | BillReleasedEvent | NodeStartedEvent | NodeCompletedEvent | NodeErrorEvent | NodeCancelledEvent | NodeSkippedEvent | NodeProgressEvent | TextDeltaEvent | ToolCallEvent | CallStartedEvent | CallWaitingEvent | CallEndedEvent | CallSettledEvent | LimitEvent | BudgetEvent | PriceUnknownEvent | ProgramChangedEvent;
+
+export interface RunFailedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.failed";
+  data: FailedData;
+}
+
+export interface RunGrantedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.granted";
+  data: GrantedData;
+}
+
+export interface RunHaltedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.halted";
+  data: HaltedData;
 }
 
 export interface RunPage {
   runs: RunSummary[];
   next: string | null;
+}
+
+export interface RunParkedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.parked";
+  data: UsageData;
+}
+
+export interface RunQueuedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.queued";
+  data: QueuedData;
+}
+
+export interface RunResumedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.resumed";
+  data: StartData;
 }
 
 export interface RunShown {
@@ -613,6 +994,13 @@ export interface RunShown {
   last_seq: number;
   halted_by: Halt | null;
   advice: AdviceShown[];
+}
+
+export interface RunStartedEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.started";
+  data: StartData;
 }
 
 export interface RunSummary {
@@ -653,6 +1041,13 @@ export interface RunTree {
   columns: TreeColumns;
 }
 
+export interface RunWaitingEvent {
+  seq: number;
+  at_ms: number;
+  type: "run.waiting";
+  data: WaitingData;
+}
+
 export interface Setting {
   name: string;
   section: "runs" | "money" | "storage" | "access" | "requests";
@@ -672,6 +1067,13 @@ export interface SpendShown {
   days: DaySpend[];
 }
 
+export interface StartData {
+  epoch: number;
+  replayed?: number | null;
+  worked_ms?: number | null;
+  lost?: number | null;
+}
+
 export type StopReason = "budget_exceeded" | "retry_budget_exceeded" | "circuit_open" | "step_limit_exceeded" | "timeout" | "aborted" | "provider_rate_limit" | "provider_error" | "token_limit_exceeded" | "api_call_limit_exceeded" | "hook_denied" | "price_unknown" | "diverged" | "ledger_unavailable";
 
 export interface StopShown {
@@ -687,6 +1089,19 @@ export interface StopShown {
   unresolved: number | null;
   momentary: boolean;
   cause?: boolean;
+}
+
+export interface TextData {
+  node_id: string;
+  source: unknown;
+  text: string;
+}
+
+export interface TextDeltaEvent {
+  seq: number;
+  at_ms: number;
+  type: "text.delta";
+  data: TextData;
 }
 
 export interface TokenList {
@@ -711,6 +1126,19 @@ export interface TokenShown {
   note?: string;
   is_yours?: boolean;
   gateway?: GatewayKeyShown | null;
+}
+
+export interface ToolCallData {
+  node_id: string;
+  source: unknown;
+  call: unknown;
+}
+
+export interface ToolCallEvent {
+  seq: number;
+  at_ms: number;
+  type: "tool.call";
+  data: ToolCallData;
 }
 
 export interface ToolList {
@@ -770,9 +1198,22 @@ export interface UnreadableRow {
   why: string;
 }
 
+export interface UsageData {
+  cost_usd: number | null;
+  tokens_in: number;
+  tokens_out: number;
+  unresolved_usd?: number | null;
+  unknown_costs?: number | null;
+}
+
 export interface Validity {
   valid: boolean;
   problems: ProblemShown[];
+}
+
+export interface WaitingData {
+  approval_id: string;
+  idle?: boolean | null;
 }
 
 export interface WorkerShown {

@@ -79,6 +79,32 @@ test("a reference is followed, keeps what is written beside it, and may be missi
   assert.deepEqual([budget.kind, budget.nullable, budget.description], ["object", true, "What one run may use."]);
 });
 
+test("a schema that leads to itself, and a value without end, are read in bounded work", () => {
+  const own = { $ref: "#" };
+  const endless: Schema[] = [
+    { anyOf: [own] },
+    { anyOf: [own, { type: "string" }] },
+    { anyOf: [own, { type: "null" }] },
+    { oneOf: [own, own] },
+    { allOf: [own, own, own] },
+    { allOf: Array(3).fill({ allOf: Array(3).fill(own) }) },
+    { anyOf: Array(9).fill({ anyOf: Array(9).fill({ anyOf: Array(9).fill({ type: "null" }) }) }) },
+  ];
+  for (const schema of endless) {
+    assert.equal(fieldOf(schema, schema, "x", 1).kind, "json", JSON.stringify(schema));
+    assert.deepEqual(problemsOf(schema, { a: 1 }), {});
+    initialValue(schema);
+  }
+  const required: Schema = { type: "object", required: ["a", "b"], properties: { a: own, b: own } };
+  for (const schema of [required, { type: "array", minItems: 3, items: own }])
+    assert.ok(JSON.stringify(initialValue(schema)).length < 20_000);
+  const json: Schema = { anyOf: [{ type: "array", items: own }, { type: "array", items: own, minItems: 1 }, { type: "string" }] };
+  let value: unknown = 3;
+  for (let depth = 0; depth < 60; depth += 1) value = [value];
+  assert.ok(problemsOf(json, value));
+  assert.deepEqual(problemsOf({ type: "string", pattern: "^(a+)+$" }, `${"a".repeat(60)}!`), {});
+});
+
 test("labels say what people would say, with the unit", () => {
   const cases = [
     ["max_cost_usd", "Max Cost Usd", "Maximum cost, US dollars"],

@@ -36,13 +36,21 @@ export type Problems = Record<string, string>;
 const MAX_DEPTH = 24;
 const LONG_TEXT = 10_000;
 const MAX_PATTERN_TEXT = 10_000;
+/** A schema may refer to itself, and a value may be deep: what takes more steps is left to the server. */
+const MAX_SHAPES = 500;
+const MAX_PARTS = 1_000;
+const MAX_CHECKS = 20_000;
+
+interface Work {
+  left: number;
+}
 
 // ---- reading a schema
 
 /** Follows references and joins allOf; keywords beside a reference take precedence. */
 export function resolve(schema: unknown, root: Schema, depth = 0): Schema {
-  if (!isObject(schema)) return {};
-  if (depth > MAX_DEPTH) return {};
+  if (!isObject(schema) || depth > MAX_DEPTH) return {};
+  if (depth === 0 && isEndless([schema], root)) return {};
   if (typeof schema.$ref === "string") {
     const { $ref, ...own } = schema;
     return { ...resolve(pointer(root, $ref), root, depth + 1), ...own };
@@ -52,6 +60,24 @@ export function resolve(schema: unknown, root: Schema, depth = 0): Schema {
     return [...allOf.map((part) => resolve(part, root, depth + 1)), own].reduce<Schema>(joined, {});
   }
   return schema;
+}
+
+/** Whether a value could never have one of these shapes: they lead to themselves before they come to a part of it. */
+function isEndless(shapes: unknown[], root: Schema, above: readonly string[] = [], work: Work = { left: MAX_SHAPES }): boolean {
+  return shapes.some((given) => {
+    let shape = given;
+    let seen = above;
+    while (isObject(shape) && typeof shape.$ref === "string") {
+      if (seen.includes(shape.$ref)) return true;
+      seen = [...seen, shape.$ref];
+      shape = pointer(root, shape.$ref);
+    }
+    if ((work.left -= 1) < 0) return true;
+    if (!isObject(shape)) return false;
+    const { anyOf, oneOf, allOf } = shape;
+    const inner = [anyOf, oneOf, allOf].flatMap((some) => (Array.isArray(some) ? (some as unknown[]) : []));
+    return inner.length > 0 && isEndless(inner, root, seen, work);
+  });
 }
 
 function joined(left: Schema, right: Schema): Schema {
@@ -200,7 +226,13 @@ export function boundsOf({ kind, schema }: FieldSpec): string {
 // ---- values
 
 /** A value to begin with: the default, or the smallest thing that has the required parts. */
-export function initialValue(schema: unknown, root: Schema = isObject(schema) ? schema : {}, depth = 0): Json | undefined {
+export function initialValue(
+  schema: unknown,
+  root: Schema = isObject(schema) ? schema : {},
+  depth = 0,
+  work: Work = { left: MAX_PARTS },
+): Json | undefined {
+  if ((work.left -= 1) < 0) return null;
   const spec = fieldOf(schema, root);
   const whole = resolve(schema, root);
   if (whole.default !== undefined) return structuredClone(whole.default) as Json;
@@ -217,14 +249,14 @@ export function initialValue(schema: unknown, root: Schema = isObject(schema) ? 
       return "";
     case "list": {
       const least = typeof spec.schema.minItems === "number" ? Math.min(spec.schema.minItems, 100) : 0;
-      return Array.from({ length: least }, () => initialValue(spec.schema.items, root, depth + 1) ?? null);
+      return Array.from({ length: least }, () => initialValue(spec.schema.items, root, depth + 1, work) ?? null);
     }
     case "object":
-      return requiredParts(spec.schema, root, depth);
+      return requiredParts(spec.schema, root, depth, work);
     case "map":
       return {};
     case "variants":
-      return initialValue(spec.variants[0], root, depth + 1);
+      return initialValue(spec.variants[0], root, depth + 1, work);
     case "json":
       return spec.schema.type === "object" ? {} : spec.schema.type === "array" ? [] : undefined;
     default:
@@ -232,11 +264,11 @@ export function initialValue(schema: unknown, root: Schema = isObject(schema) ? 
   }
 }
 
-function requiredParts(schema: Schema, root: Schema, depth: number): Json {
+function requiredParts(schema: Schema, root: Schema, depth: number, work: Work): Json {
   const parts: [string, Json][] = [];
   for (const [name, property] of propertiesOf(schema)) {
     if (!isRequired(schema, name)) continue;
-    const value = initialValue(property, root, depth + 1);
+    const value = initialValue(property, root, depth + 1, work);
     if (value !== undefined) parts.push([name, value]);
   }
   return Object.fromEntries(parts);
@@ -287,15 +319,16 @@ export function problemsOf(
   value: unknown,
   root: Schema = isObject(schema) ? schema : {},
   path = "$",
+  work: Work = { left: MAX_CHECKS },
 ): Problems {
   const problems: Problems = {};
-  check(fieldOf(schema, root, "", value), value, root, path, problems, 0);
+  check(fieldOf(schema, root, "", value), value, root, path, problems, 0, work);
   return problems;
 }
 
-function check(spec: FieldSpec, value: unknown, root: Schema, path: string, problems: Problems, depth: number): void {
+function check(spec: FieldSpec, value: unknown, root: Schema, path: string, problems: Problems, depth: number, work: Work): void {
   const wrong = (message: string) => void (problems[path] ??= message);
-  if (depth > 200) return;
+  if (depth > 200 || (work.left -= 1) < 0) return;
   if (value instanceof Draft) return wrong(value.message);
   if (value === null && (spec.nullable || acceptsNull(spec))) return;
   if (value === undefined) return wrong("This is needed.");
@@ -315,12 +348,12 @@ function check(spec: FieldSpec, value: unknown, root: Schema, path: string, prob
     case "long-text":
       return checkText(spec, value, wrong);
     case "variants":
-      return checkVariants(spec, value, root, path, problems, depth);
+      return checkVariants(spec, value, root, path, problems, depth, work);
     case "list":
-      return checkList(spec.schema, value, root, path, problems, depth, wrong);
+      return checkList(spec.schema, value, root, path, problems, depth, work, wrong);
     case "object":
     case "map":
-      return checkObject(spec.schema, value, root, path, problems, depth, wrong);
+      return checkObject(spec.schema, value, root, path, problems, depth, work, wrong);
     case "json":
       return checkType(spec.schema.type, value, wrong);
   }
@@ -357,9 +390,9 @@ function checkText({ schema, variants }: FieldSpec, value: unknown, wrong: Wrong
     wrong(`This does not fit the pattern ${schema.pattern}`);
 }
 
-/** Patterns that this browser cannot read are left to the server. */
+/** Patterns that this browser cannot read, or not in bounded time, are left to the server. */
 function fits(pattern: string, text: string): boolean {
-  if (text.length > MAX_PATTERN_TEXT) return true;
+  if (text.length > MAX_PATTERN_TEXT || /\)[*+{]/.test(pattern)) return true; // a repeated group may take forever
   try {
     return new RegExp(pattern, "u").test(text);
   } catch {
@@ -367,14 +400,22 @@ function fits(pattern: string, text: string): boolean {
   }
 }
 
-function checkVariants(spec: FieldSpec, value: unknown, root: Schema, path: string, problems: Problems, depth: number): void {
-  const chosen = spec.variants[variantOf(spec.variants, value, root)];
-  if (chosen) check(fieldOf(chosen, root, "", value), value, root, path, problems, depth + 1);
+function checkVariants(
+  spec: FieldSpec,
+  value: unknown,
+  root: Schema,
+  path: string,
+  problems: Problems,
+  depth: number,
+  work: Work,
+): void {
+  const chosen = spec.variants[variantOf(spec.variants, value, root, work)];
+  if (chosen) check(fieldOf(chosen, root, "", value), value, root, path, problems, depth + 1, work);
 }
 
 /** The variant that a value has: one it fits, else one of its type, else the first. */
-export function variantOf(variants: Schema[], value: unknown, root: Schema): number {
-  const fitting = variants.findIndex((variant) => !Object.keys(problemsOf(variant, value, root)).length);
+export function variantOf(variants: Schema[], value: unknown, root: Schema, work: Work = { left: MAX_CHECKS }): number {
+  const fitting = variants.findIndex((variant) => !Object.keys(problemsOf(variant, value, root, "$", work)).length);
   if (fitting >= 0) return fitting;
   const ofType = variants.findIndex((variant) => hasType(fieldOf(variant, root).schema.type, value));
   return Math.max(0, ofType);
@@ -387,6 +428,7 @@ function checkList(
   path: string,
   problems: Problems,
   depth: number,
+  work: Work,
   wrong: Wrong,
 ): void {
   if (!Array.isArray(value)) return wrong("This is a list.");
@@ -394,7 +436,7 @@ function checkList(
     wrong(schema.minItems === 1 ? "Add at least one item." : `Add at least ${schema.minItems} items.`);
   if (typeof schema.maxItems === "number" && value.length > schema.maxItems)
     wrong(`There are more than ${schema.maxItems} items.`);
-  value.forEach((item, at) => check(fieldOf(schema.items, root, "", item), item, root, pathOf(path, at), problems, depth + 1));
+  value.forEach((item, at) => check(fieldOf(schema.items, root, "", item), item, root, pathOf(path, at), problems, depth + 1, work));
 }
 
 function checkObject(
@@ -404,6 +446,7 @@ function checkObject(
   path: string,
   problems: Problems,
   depth: number,
+  work: Work,
   wrong: Wrong,
 ): void {
   if (!isObject(value)) return wrong("This is an object.");
@@ -411,14 +454,14 @@ function checkObject(
   for (const [name, property] of known) {
     const part = propertyOf(value, name);
     if (part === undefined && !isRequired(schema, name)) continue;
-    check(fieldOf(property, root, name, part), part, root, pathOf(path, name), problems, depth + 1);
+    check(fieldOf(property, root, name, part), part, root, pathOf(path, name), problems, depth + 1, work);
   }
   const names = new Set(known.map(([name]) => name));
   for (const [name, part] of Object.entries(value)) {
     if (names.has(name)) continue;
     if (schema.additionalProperties === false) problems[pathOf(path, name)] ??= "There is no such field.";
     else if (isObject(schema.additionalProperties))
-      check(fieldOf(schema.additionalProperties, root, name, part), part, root, pathOf(path, name), problems, depth + 1);
+      check(fieldOf(schema.additionalProperties, root, name, part), part, root, pathOf(path, name), problems, depth + 1, work);
   }
 }
 

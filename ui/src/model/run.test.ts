@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { EventShown, RunTree } from "../api/types.ts";
 import type { Call } from "./calls.ts";
-import { apply, applyHistory, budgetsAt, costByNode, fromColumns, HISTORY_TYPES, newRun, payersOf, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
+import { apply, applyHistory, budgetsAt, costByNode, fromColumns, HISTORY_TYPES, KNOWN_TYPES, newRun, payersOf, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
 
 interface Recorded {
   run: { status: string; cost_nanos: number; tokens_in: number; tokens_out: number; epoch: number; last_seq: number };
@@ -132,6 +132,11 @@ describe("a stream of events", () => {
     assert.equal(state.lastSeq, 10);
     assert.equal(apply(state, events.slice(10)), true);
     assert.deepEqual(state, whole(events));
+  });
+
+  test("has no type that the page does not know", () => {
+    for (const { events } of RUNS) for (const { type } of events) assert.ok(KNOWN_TYPES.has(type), type);
+    for (const type of HISTORY_TYPES) assert.ok(KNOWN_TYPES.has(type), type);
   });
 
   test("keeps events of unknown types and goes on", () => {

@@ -1,6 +1,7 @@
 import { useState } from "react";
 import { get, signIn, signOut } from "../api/client.ts";
 import type { Me } from "../api/types.ts";
+import icon from "../icon.svg";
 import { Failure, Field, useAction } from "../ui/parts.tsx";
 
 export function SignIn({ message, onDone }: { message: string; onDone: (me: Me) => void }) {
@@ -19,6 +20,7 @@ export function SignIn({ message, onDone }: { message: string; onDone: (me: Me) 
     });
   return (
     <main className="sign-in">
+      <img src={icon} width="40" height="40" alt="" />
       <h1>Sign in to Penstock</h1>
       <p className="muted">This server has tokens. Paste yours; its operator can give you one.</p>
       {message && !error ? (

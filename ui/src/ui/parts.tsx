@@ -22,7 +22,7 @@ const SIGNS: Record<string, string> = {
   skipped: "–",
 };
 
-const WORDS: Record<string, string> = { success: "done", halt: "stopped", waiting: "needs you" };
+const WORDS: Record<string, string> = { success: "done", fail: "failed", halt: "stopped", waiting: "needs you" };
 
 export function Status({ of, word }: { of: string; word?: string }) {
   return (

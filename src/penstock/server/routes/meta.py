@@ -22,6 +22,7 @@ from penstock.server.openapi import DescribedApp
 from penstock.server.schemas import (
     HandleShown,
     Health,
+    McpServerList,
     Me,
     ModelShown,
     NodeTypes,
@@ -109,6 +110,13 @@ async def tools(service: Service) -> ToolList:
     """List the tools that graphs on this server can name."""
     offered = service.host.services.get("tools")
     return ToolList(tools=sorted(map(str, offered)) if isinstance(offered, Mapping) else [])
+
+
+@router.get("/api/mcp-servers")
+async def mcp_servers(service: Service) -> McpServerList:
+    """List the MCP servers that graphs on this server can name."""
+    offered = service.host.services.get("mcp")
+    return McpServerList(mcp_servers=sorted(map(str, offered)) if isinstance(offered, Mapping) else [])
 
 
 @router.get("/api/openapi.json")

@@ -1,18 +1,29 @@
-"""Views of one run, or of two: its call tree as columns, its budgets, why it stopped, and how two runs differ."""
+"""Views of one run, or of two: its call tree as columns and as text, its budgets, and how two runs differ."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
+from penstock.hosting.call_columns import MAX_TREE_CALLS
 from penstock.hosting.ports import RunRecord
 from penstock.hosting.retention import DAY_S
 from penstock.hosting.run_diff import field_differences, node_differences, node_ends
+from penstock.hosting.run_explanation import explain_columns
 from penstock.server.errors import not_found
-from penstock.server.schemas import BudgetList, BudgetShown, CallPayload, Difference, RunDiff, RunShown, RunTree
-from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, ServerState, Service, readable_run
+from penstock.server.schemas import (
+    BudgetList,
+    BudgetShown,
+    CallPayload,
+    Difference,
+    RunDiff,
+    RunExplanation,
+    RunShown,
+    RunTree,
+)
+from penstock.server.state import KNOWN_QUERY, CurrentUser, PathId, QueryId, ServerState, Service, readable_run
 from penstock.server.trees import PAGE
 from penstock.server.unavailable import public
 
@@ -20,12 +31,39 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY]
 
 
 @router.get("/{run_id}/tree")
-async def get_tree(run_id: PathId, service: Service, user: CurrentUser) -> RunTree:
-    """Return the call tree of a run as columns, up to the event `last_seq`; follow the events after it from there."""
+async def get_tree(
+    run_id: PathId,
+    service: Service,
+    user: CurrentUser,
+    under: Annotated[QueryId, Query(description="Only this call and all below it")] = None,
+    depth: Annotated[
+        int | None,
+        Query(ge=0, le=MAX_TREE_CALLS, description="Only calls so far below the first; 0 is the first alone"),
+    ] = None,
+) -> RunTree:
+    """Return the call tree of a run as columns, up to the event `last_seq`; follow the events after it from there.
+
+    404 if the call `under` is not in the tree.
+    """
     run = await readable_run(service, run_id, user)
     tree = await service.trees.tree(service.stores.events, run_id)
     now: RunRecord = await service.host.get(run_id) or run
-    return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
+    if under is None and depth is None:
+        return RunTree(run_id=run_id, status=now.status, **tree.to_dict())
+    try:
+        part = tree.part(under, depth)
+    except KeyError:
+        raise not_found("call") from None
+    return RunTree(run_id=run_id, status=now.status, **part)
+
+
+@router.get("/{run_id}/explain")
+async def explain(run_id: PathId, service: Service, user: CurrentUser) -> RunExplanation:
+    """Explain a run in words: its calls as lines of text, whose limit stopped it, and what helps."""
+    run = await readable_run(service, run_id, user)
+    tree = await service.trees.tree(service.stores.events, run_id)
+    text, left_out = explain_columns(tree)
+    return RunExplanation.of(await service.host.get(run_id) or run, text, left_out, tree.last_seq)
 
 
 @router.get("/{run_id}/budgets")

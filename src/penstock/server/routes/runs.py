@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
@@ -58,6 +58,7 @@ MAX_SEQ = 2**53 - 1
 EXPORT_PAGE = 200
 Stream = Annotated[bool, Query(description="Respond with a stream of the run's events")]
 Place = Annotated[int, Query(ge=0, le=MAX_SEQ)]
+Origin = Literal["run", "chat", "fork", "replay"]
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 OVER: dict[int | str, dict[str, Any]] = {
     204: {"description": "The run has ended with the given event; no more events follow"}
@@ -82,6 +83,7 @@ async def list_runs(
         str | None,
         Query(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$", description="Part of the run's or graph's id"),
     ] = None,
+    origin: Annotated[Origin | None, Query(description="How the run began")] = None,
     sort: Annotated[RunOrder, Query(description="Newest or most expensive first")] = "created",
 ) -> RunPage:
     """List your own runs, newest first; admins see all runs.
@@ -99,7 +101,7 @@ async def list_runs(
         chat_id=chat_id,
         before=before,
         limit=limit + 1,
-        matching=RunFilter(since, until, reason, cost_nanos, q),
+        matching=RunFilter(since, until, reason, cost_nanos, q, origin=origin),
         order=sort,
     )
     live = await service.host.live_usage(found[:limit])

@@ -320,6 +320,7 @@ def _matches(run: RunRecord, wanted: RunFilter) -> bool:
         and (wanted.min_cost_nanos is None or run.cost_nanos >= wanted.min_cost_nanos)
         and (wanted.bills != "unresolved" or run.unresolved_nanos > 0)
         and (wanted.bills != "unknown" or run.unknown_costs > 0)
+        and (wanted.origin is None or RUN.decode(run).origin.get("kind") == wanted.origin)
         and (text is None or text in lower_ascii(run.id) or text in lower_ascii(run.graph_id))
     )
 

@@ -51,6 +51,14 @@ FIELDS = RunRecord._fields
 COLUMNS = ", ".join(FIELDS)
 ID, OUTPUT = FIELDS.index("id"), FIELDS.index("output")
 
+
+def _encode_origin(field: str, value: object) -> str:
+    """Encode an origin with its kind first, by which runs are listed."""
+    if isinstance(value, Mapping) and "kind" in value:
+        value = {"kind": value["kind"], **value}
+    return codec.encode_object(field, value)
+
+
 ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
     "id": codec.name,
     "owner": codec.name,
@@ -58,7 +66,7 @@ ENCODERS: Mapping[str, Callable[[str, object], Value]] = {
     "graph_version": codec.number,
     "input": codec.encode_document,
     "limits": codec.encode_object,
-    "origin": codec.encode_object,
+    "origin": _encode_origin,
     "status": codec.name,
     "created_ms": codec.number,
     "started_ms": codec.optional_number,
@@ -560,6 +568,10 @@ def _add_filter(where: list[str], values: list[Value], wanted: RunFilter) -> Non
             values.append(value)
     if wanted.bills is not None:
         where.append(BILLS[wanted.bills])
+    if wanted.origin is not None:
+        beginning = codec.encode_object("origin", {"kind": wanted.origin}).removesuffix("}")
+        where.append("substr(origin, 1, ?) = ?")
+        values.extend([len(beginning), beginning])
     if wanted.text is not None:
         part = codec.lookup_key(lower_ascii(wanted.text))
         where.append("(lower(id) LIKE ? ESCAPE '!' OR lower(graph_id) LIKE ? ESCAPE '!')")

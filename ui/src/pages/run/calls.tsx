@@ -13,15 +13,19 @@ const COLUMNS: Column[] = [
   { name: "Cost", width: "90px", number: true, cell: (call, tree) => <Cost call={call} tree={tree} /> },
 ];
 
+/** Beside the picked call, which has its tokens, names need the room. */
+const COLUMNS_BESIDE = COLUMNS.filter(({ name }) => name !== "Tokens");
+
 export function Calls(props: ViewProps) {
   const found = useRows(props);
+  const columns = props.picked === null ? COLUMNS : COLUMNS_BESIDE;
   return (
     <>
       <FindCall {...props} />
       {found.rows.length === 0 ? (
         <Empty {...props} />
       ) : (
-        <CallRows {...found} columns={COLUMNS} label="Calls of this run" picked={props.picked} onPick={props.onPick} />
+        <CallRows {...found} columns={columns} label="Calls of this run" picked={props.picked} onPick={props.onPick} />
       )}
     </>
   );

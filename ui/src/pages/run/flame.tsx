@@ -14,7 +14,7 @@ import { visible } from "../../ui/visible.ts";
 import { CallName } from "./rows.tsx";
 import { useNow } from "./strip.tsx";
 import { useColours, type Colours } from "./use-colours.ts";
-import { Empty, type ViewProps } from "./views.tsx";
+import { Empty, Legend, type ViewProps } from "./views.tsx";
 
 const LANE_PX = 21;
 const MAX_HEIGHT_PX = 480;
@@ -190,19 +190,6 @@ function within(from: number, to: number): Zoom {
   if (length >= 1) return WHOLE;
   const start = Math.min(1 - length, Math.max(0, from));
   return { from: start, to: start + length };
-}
-
-function Legend() {
-  return (
-    <dl className="legend pad-bar">
-      {[["node", "node"], ["llm", "model"], ["tool", "tool"], ["refused", "refused by a limit"], ["stopped", "failed or stopped"]].map(([name, word]) => (
-        <div key={name} className={`k-${name}`}>
-          <dt>{word}</dt>
-          <dd />
-        </div>
-      ))}
-    </dl>
-  );
 }
 
 interface Scene {

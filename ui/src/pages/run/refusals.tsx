@@ -7,6 +7,7 @@ import { visible } from "../../ui/visible.ts";
 import { formatOf, WHOSE } from "./words.ts";
 
 const SHOWN = 50;
+const AMOUNTS: ReadonlySet<string> = new Set(["Asked for", "Used", "Held", "Of"]);
 
 export function Refusals({ state, route, atMs }: { state: RunState; route: Route; atMs: number | null }) {
   const refusals = refusalsAt(state, atMs);
@@ -25,7 +26,7 @@ export function Refusals({ state, route, atMs }: { state: RunState; route: Route
           <thead>
             <tr>
               {["Node", "Whose limit", "Asked for", "Used", "Held", "Of", ""].map((name) => (
-                <th key={name} scope="col">
+                <th key={name} scope="col" className={AMOUNTS.has(name) ? "number" : ""}>
                   {name || <span className="hidden">Call</span>}
                 </th>
               ))}

@@ -6,9 +6,10 @@ import { formatDuration } from "../../model/money.ts";
 import { serverNow } from "../../api/client.ts";
 import { CallRows, type Column } from "./rows.tsx";
 import { useNow } from "./strip.tsx";
-import { Empty, FindCall, useRows, type ViewProps } from "./views.tsx";
+import { Empty, FindCall, Legend, useRows, type ViewProps } from "./views.tsx";
 
 const TICKS = [0, 0.25, 0.5, 0.75, 1];
+const STOPPED: ReadonlySet<string> = new Set(["halt", "fail", "interrupted"]);
 
 export function Timeline(props: ViewProps) {
   const { table, state, atMs } = props;
@@ -32,6 +33,7 @@ export function Timeline(props: ViewProps) {
       ) : (
         <CallRows {...found} columns={columns} label="Timeline of this run" picked={props.picked} onPick={props.onPick} />
       )}
+      <Legend />
     </>
   );
 }
@@ -46,10 +48,17 @@ function Axis({ lengthMs }: { lengthMs: number }) {
   );
 }
 
+/** As in the flame: red is what a limit refused, and not what failed or stopped because of it. */
+function colourOf(call: Call): string {
+  if (call.status === "halt" && call.stop?.cause) return "refused";
+  if (STOPPED.has(call.status)) return "stopped";
+  return call.nodeType ? "node" : call.kind;
+}
+
 function Bar({ call, first, last, atMs }: { call: Call; first: number; last: number; atMs: number | null }) {
   const share = (ms: number) => `${(100 * (ms - first)) / (last - first)}%`;
   const end = call.endedMs ?? Math.max(call.startedMs, atMs ?? last);
-  const colour = call.stop?.cause ? "refused" : call.nodeType ? "node" : call.kind;
+  const colour = colourOf(call);
   const waitedMs = call.startedMs - call.beganMs;
   const isLate = call.startedMs - first > (last - first) * 0.65;
   const words = [`after ${formatDuration(call.startedMs - first)}`];

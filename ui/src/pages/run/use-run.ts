@@ -84,7 +84,8 @@ export function useRun(id: string): LiveRun {
       const before = run.state.status;
       if (!apply(run.state, news.events)) watch(); // an event is missing: read on from the last that is not
       redraw();
-      if (run.state.status !== before) void load(); // its record has why it stopped, and what helps
+      const isSettled = news.events.some(({ type }) => type.startsWith("bill."));
+      if (run.state.status !== before || isSettled) void load(); // its record has why it stopped, and what it cost
     };
     const open = async () => {
       const found = await load();

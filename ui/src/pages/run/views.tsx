@@ -70,3 +70,17 @@ export function Empty({ route, record, state }: ViewProps) {
   if (state.lastSeq === 0 && record.last_seq > 0) return <p className="empty">Loading…</p>;
   return <p className="empty">{route.params.get("q") ? "No call matches." : "Nothing has started yet."}</p>;
 }
+
+/** What the colours of calls stand for. */
+export function Legend() {
+  return (
+    <dl className="legend pad-bar">
+      {[["node", "node"], ["llm", "model"], ["tool", "tool"], ["refused", "refused by a limit"], ["stopped", "failed or stopped"]].map(([name, word]) => (
+        <div key={name} className={`k-${name}`}>
+          <dt>{word}</dt>
+          <dd />
+        </div>
+      ))}
+    </dl>
+  );
+}

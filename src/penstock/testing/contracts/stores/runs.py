@@ -283,7 +283,7 @@ class RunStoreContract(StoreContract):
 
     @fresh
     async def test_runs_are_listed_and_counted_by_owner_status_graph_and_chat(self, stores: StoreBundle) -> None:
-        await stores.runs.add(a_run("1", owner="ann", graph_id="g", origin={"kind": "chat", "chat_id": "c"}))
+        await stores.runs.add(a_run("1", owner="ann", graph_id="g", origin={"chat_id": "c", "kind": "chat"}))
         await stores.runs.add(a_run("2", owner="bob", graph_id="g", origin={"chat_id": "d"}))
         await stores.runs.add(a_run("3", owner="bob", graph_id="h", origin={"kind": "run"}))
         await stores.runs.claim("w", now_ms=1, lease_ms=1, run_id="3")
@@ -298,6 +298,11 @@ class RunStoreContract(StoreContract):
             ({"owner": "bob", "statuses": ["queued"], "graph_id": "g", "chat_id": "d"}, "2"),
             ({"owner": "unknown"}, ""),
             ({"owner": ""}, ""),
+            ({"matching": RunFilter(origin="chat")}, "1"),
+            ({"matching": RunFilter(origin="run")}, "3"),
+            ({"matching": RunFilter(origin="CHAT")}, ""),
+            ({"matching": RunFilter(origin="cha")}, ""),
+            ({"matching": RunFilter(origin='chat","x":"')}, ""),
             ({"owner": "bob", "before": "3"}, "2"),
         ]
         for filters, ids in cases:
