@@ -35,6 +35,9 @@ PEERS = {
     "pydantic-ai": "pydantic-ai-slim==2.66.0",
     "openai-agents": "openai-agents==0.24.0",
     "litellm": "litellm[proxy]==1.106.2",
+    "agno-os": "agno[os,sqlite]==3.1.10",
+    "adk": "google-adk==2.13.0",
+    "langgraph-dev": "langgraph-cli[inmem]==0.4.40",
 }
 """What is installed for each peer."""
 
