@@ -45,6 +45,7 @@ BESIDE = {
     "pydantic-graph": ["logfire==5.2.0"],
     "burr": ["opentelemetry-sdk==1.45.2", "pydantic==2.14.3"],
     "langchain": ["langchain-core==1.7.2"],
+    "adk": ["sqlalchemy==2.1.9", "aiosqlite==0.22.1", "greenlet==3.5.6"],
 }
 """What a peer needs beside itself to be installed, to be traced or to do things at once."""
 
