@@ -280,7 +280,9 @@ async def test_many_rows_are_written_by_one_statement_in_their_order(url: str, m
     assert [tuple(row) for row in found] == [changed.get(row[0], row) for row in kept]
 
 
-async def test_a_full_server_is_asked_again_for_a_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_a_full_server_refuses_is_requested_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect, refusals = asyncpg.Connection.fetch, iter([True, True])
 
     async def full(connection: Any, query: str, *args: Any, **options: Any) -> Any:
@@ -293,7 +295,7 @@ async def test_a_full_server_is_asked_again_for_a_connection(url: str, monkeypat
         assert await database.read(notes) == []
 
 
-async def test_nothing_is_notified_where_nobody_waits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_notification_is_sent_where_no_process_listens(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "LINGER_S", 0.05)
     heard: list[object] = []
     spy = await asyncpg.connect(url)
