@@ -35,6 +35,9 @@ PEERS = {
     "pydantic-ai": "pydantic-ai-slim==2.66.0",
     "openai-agents": "openai-agents==0.24.0",
     "litellm": "litellm[proxy]==1.106.2",
+    "agno-os": "agno[os,sqlite]==3.1.10",
+    "adk": "google-adk==2.13.0",
+    "langgraph-dev": "langgraph-cli[inmem]==0.4.40",
 }
 """What is installed for each peer."""
 
@@ -42,6 +45,7 @@ BESIDE = {
     "pydantic-graph": ["logfire==5.2.0"],
     "burr": ["opentelemetry-sdk==1.45.2", "pydantic==2.14.3"],
     "langchain": ["langchain-core==1.7.2"],
+    "adk": ["sqlalchemy==2.1.9", "aiosqlite==0.22.1", "greenlet==3.5.6"],
 }
 """What a peer needs beside itself to be installed, to be traced or to do things at once."""
 

@@ -4,7 +4,7 @@ Each question has its baseline in the same run: a graph without a journal and a 
 in one `executemany`; a bare FastAPI app behind the same server; the same server without readers that stall. Wall time,
 because most of it is waiting for a thread, a file or a socket; CPU time where the question is whether something grows.
 
-Servers listen as `penstock serve` does, with its socket and its settings.
+Servers listen as `penstock serve` does, with its socket and its settings. Whole servers and those of others: `servers`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks._report import Cell, Table, main
 from benchmarks._rounds import Contestant, expect, measure, play
+from benchmarks.servers import ask_servers
 
 NODES = 1_000
 EVENTS = 20_000
@@ -688,9 +689,9 @@ def _beyond(each: Contestant, other: Contestant, figure: str = "wall_us") -> Cel
 
 
 def ask(quick: bool) -> list[Table]:
-    """Journal, events, shared budgets, turns, requests, stalled readers."""
+    """Journal, events, shared budgets, turns, requests, stalled readers; then whole servers, beside those of others."""
     questions = (_ask_journal, _ask_events, _ask_shared, _ask_turns, _ask_requests, _ask_stalled)
-    return [question(quick) for question in questions]
+    return [*(question(quick) for question in questions), *ask_servers(quick)]
 
 
 if __name__ == "__main__":

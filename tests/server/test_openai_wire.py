@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from penstock.server.openai.wire.answer import (
     answering_nodes,
     fold,
 )
-from penstock.server.openai.wire.chunks import Completion, run_facts
+from penstock.server.openai.wire.chunks import PLACE, Completion, run_facts
 from penstock.server.openai.wire.request import (
     DATA_URL,
     ChatCompletionBody,
@@ -42,6 +44,7 @@ from penstock.server.openai.wire.request import (
 )
 from penstock.server.openai.wire.response import EchoedRequest, ResponseBuilder, response_id, run_id_of
 from penstock.server.schemas import MEDIA_TYPE
+from penstock.server.sse import encoded, framed
 from penstock.stops import StopReason
 
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -371,6 +374,22 @@ def test_a_stream_is_a_role_then_text_then_a_finish() -> None:
     assert [delta.content for delta in deltas] == ["", "Hel", "lo", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
     assert {chunk.id for chunk in chunks} == {"chatcmpl-r1"}
+
+
+@pytest.mark.parametrize("text", ["word ", "", 'a "quoted"\\ line\r\n\n\0', "\u2028😀", "\ud800", PLACE])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_a_piece_of_text_is_framed_as_its_chunk_is(text: str, include_usage: bool) -> None:
+    def pieces() -> Iterator[TextAdded]:
+        for begins in (True, False, True):
+            yield TextAdded(text, begins)
+
+    first, second = (Completion("r", f"graph {PLACE}", 1, include_usage=include_usage) for _ in range(2))
+    for piece in pieces():
+        (chunk,) = first.chunks(piece)
+        quick = second.framed_text(piece, framed, encoded)
+        assert json.loads(quick.removeprefix(b"data: ")) == chunk
+        if text != "\ud800":  # encoded alone, it leaves the rest as it is
+            assert quick == framed(chunk)
 
 
 def test_usage_comes_last_and_only_if_requested() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +16,20 @@ from penstock.server.auth import User
 from penstock.server.errors import ApiError
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
-from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, EventStream, Streams, _chunk, follow, frame, framed, is_over
+from penstock.server.sse import (
+    CHUNK_BYTES,
+    HEARTBEAT,
+    READ_AHEAD,
+    EventStream,
+    ServerShutdown,
+    Streams,
+    _chunk,
+    follow,
+    frame,
+    framed,
+    is_over,
+    with_heartbeats,
+)
 from penstock.storage.memory import MemoryStores
 from tests.server.served import GATE, SECRETS, TOKENS, happened, listening, parse_events, served, wire
 
@@ -460,3 +474,106 @@ async def test_other_users_do_not_learn_the_position_of_a_run() -> None:
     async with served() as server, server.client("bob") as bob:
         await standing(server, "running")
         assert (await bob.get("/api/runs/r/events?after=99")).json() == (await bob.get("/api/runs/none/events")).json()
+
+
+# Items with heartbeats.
+
+
+async def numbers(count: int, taken: list[int], pause: asyncio.Event | None = None) -> AsyncGenerator[int, None]:
+    try:
+        for number in range(count):
+            taken.append(number)
+            yield number
+        if pause is not None:
+            await pause.wait()
+    finally:
+        taken.append(-1)
+
+
+def streams_with(heartbeat_s: float) -> Streams:
+    return Streams(ServerSettings(heartbeat_s=heartbeat_s), Metrics())
+
+
+async def test_items_come_in_order_and_then_the_end() -> None:
+    taken: list[int] = []
+    assert [item async for item in with_heartbeats(numbers(100, taken), streams_with(60))] == [*range(100)]
+    assert taken == [*range(100), -1]
+
+
+async def test_a_reader_that_stops_is_read_ahead_of_by_a_few_items_only() -> None:
+    taken: list[int] = []
+    async with aclosing(with_heartbeats(numbers(1_000, taken), streams_with(60))) as items:
+        assert await anext(items) == 0
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(taken) <= READ_AHEAD + 2
+    assert taken[-1] == -1  # the generator is closed with its reader
+
+
+async def test_heartbeats_come_while_there_is_no_item_and_the_end_at_shutdown() -> None:
+    streams, taken = streams_with(0.01), list[int]()
+    async with aclosing(with_heartbeats(numbers(2, taken, asyncio.Event()), streams)) as items:
+        assert [await anext(items) for _ in range(4)] == [0, 1, None, None]
+        streams.close()
+        with pytest.raises(ServerShutdown):
+            while await anext(items) is None:
+                pass
+    assert taken[-1] == -1
+
+
+async def test_an_error_comes_after_the_items_before_it() -> None:
+    async def failing() -> AsyncGenerator[int, None]:
+        yield 1
+        yield 2
+        raise StoreUnavailable("gone")
+
+    got: list[int | None] = []
+    with pytest.raises(StoreUnavailable):
+        async for item in with_heartbeats(failing(), streams_with(60)):
+            got.append(item)
+    assert got == [1, 2]
+
+
+# Followers of runs that this host works on.
+
+
+async def test_a_run_that_the_host_works_on_is_followed_without_reading_the_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as server:
+        await server.save("gate", GATE)
+        run = await server.host.submit(owner="ann", graph_id="gate", input="x")
+        await server.gate.entered.wait()
+
+        async def unread(*anything: Any) -> Any:
+            raise StoreUnavailable("the stores are not read")
+
+        with monkeypatch.context() as patch:
+            for reading in ("read", "last_seq", "wait"):
+                patch.setattr(type(server.stores.events), reading, unread)
+            followed = b""
+            async with aclosing(follow(server.host.run_logs(), run.id, 0, 60)) as frames:
+                async for piece in frames:
+                    followed += piece
+                    server.gate.opened.set()
+        whole = await server.stores.events.read(run.id)
+        assert followed == b"retry: 2000\n\n" + b"".join(frame(event) for event in whole)
+
+
+async def test_a_follower_of_a_run_that_was_taken_over_reads_what_the_other_host_writes() -> None:
+    async with served() as server:
+        await server.save("gate", GATE)
+        run = await server.host.submit(owner="ann", graph_id="gate", input="x")
+        await server.gate.entered.wait()
+        logs = server.host.run_logs()
+        while not await logs.events.read(run.id):
+            await logs.events.wait(run.id, 0, 5)
+        seen = await server.stores.events.last_seq(run.id)
+        server.host._runs.by_id[run.id].fence()
+        taken = await server.stores.runs.claim("other", now_ms=10**14, lease_ms=10**6, run_id=run.id)
+        assert taken is not None
+        seen = await server.stores.events.last_seq(run.id)
+        await server.stores.events.append(run.id, taken.epoch, [HostedEvent(seen + 1, 0, "said", {})])
+        assert await logs.events.wait(run.id, seen, 5)
+        assert [event.seq for event in await logs.events.read(run.id, seen)] == [seen + 1]
+        server.gate.opened.set()

@@ -15,11 +15,16 @@ from penstock.errors import InvalidValue
 from penstock.hosting.ports import Conflict, StoreUnavailable
 from penstock.storage.port import Transaction
 from penstock.storage.postgres import database as postgres_database
+from penstock.storage.postgres import listener
 from penstock.storage.postgres.database import ERRORS, PostgresDatabase, numbered, unavailable, without_password
 from tests.storage.postgres import postgres_schemas, postgres_server
 
 __all__ = ["postgres_schemas", "postgres_server"]
 
+LISTENED = (
+    "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+    "WHERE locktype = 'advisory' AND datname = current_database()"
+)
 MAKE = "CREATE TABLE IF NOT EXISTS notes (id BIGINT PRIMARY KEY, text TEXT NOT NULL)"
 
 
@@ -207,6 +212,133 @@ async def test_waiters_are_woken_without_polling_even_for_notifications_missed_w
         await other.write(adding(3))
         await database.wait("notes", seen, 600)
         assert (await database.read(notes))[-1] == 3
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements without a result from now on: those that begin, end and reset are among them."""
+    execute, statements = asyncpg.Connection.execute, list[str]()
+
+    async def recording(connection: Any, query: str, *args: Any, **options: Any) -> Any:
+        statements.append(query)
+        return await execute(connection, query, *args, **options)
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", recording)
+    return statements
+
+
+async def test_a_read_of_one_statement_needs_no_transaction_and_no_reset(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as database:
+        await database.write(adding(1))
+        statements = recorded(monkeypatch)
+        assert await database.read(notes, single=True) == [1]
+        assert statements == []
+        await database.read(notes)
+        assert statements == [postgres_database.BEGIN_READ, "COMMIT"]
+
+
+async def test_a_read_that_turns_out_to_need_two_statements_is_started_again_in_one_snapshot(url: str) -> None:
+    async with opened(url) as database:
+        times = 0
+
+        async def body(transaction: Transaction) -> list[list[int]]:
+            nonlocal times
+            times += 1
+            before = await notes(transaction)
+            await database.write(adding(times))
+            return [before, await notes(transaction)]
+
+        assert await database.read(body, single=True) == [[1], [1]]
+        assert times == 2
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await database.read(adding(3), single=True)
+
+
+async def test_many_rows_are_written_by_one_statement_in_their_order(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = "INSERT INTO many (name, data, at) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING"
+    rows = [(f"n{at}", None if at % 3 else b"\x00\xff", -at) for at in range(50)]
+
+    async def fill(transaction: Transaction) -> None:
+        await transaction.run(
+            "CREATE TABLE many (number BIGSERIAL, name TEXT PRIMARY KEY, data BYTEA, at BIGINT NOT NULL)"
+        )
+        await transaction.run_many(insert, [rows[7]])
+        await transaction.run_many(insert, rows)
+        await transaction.run_many("UPDATE many SET at = ?, data = ? WHERE name = ?", [(9, None, "n1"), (8, b"", "n2")])
+        await transaction.run_many("DELETE FROM many WHERE name = ?", [("n3",), ("n4",)])
+
+    async with opened(url) as database:
+        statements = recorded(monkeypatch)
+        await database.write(fill)
+        assert len([one for one in statements if " unnest(" in one]) == 2
+        found = await database.read(
+            lambda transaction: transaction.rows("SELECT name, data, at FROM many ORDER BY number")
+        )
+    changed = {"n1": ("n1", None, 9), "n2": ("n2", b"", 8)}
+    kept = [rows[7], *(row for row in rows if row[0] not in ("n3", "n4", "n7"))]
+    assert [tuple(row) for row in found] == [changed.get(row[0], row) for row in kept]
+
+
+async def test_a_connection_that_a_full_server_refuses_is_requested_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, refusals = asyncpg.Connection.fetch, iter([True, True])
+
+    async def full(connection: Any, query: str, *args: Any, **options: Any) -> Any:
+        if next(refusals, False):
+            raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
+        return await connect(connection, query, *args, **options)
+
+    async with opened(url) as database:
+        monkeypatch.setattr(asyncpg.Connection, "fetch", full)
+        assert await database.read(notes) == []
+
+
+async def test_no_notification_is_sent_where_no_process_listens(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "LINGER_S", 0.05)
+    heard: list[object] = []
+    spy = await asyncpg.connect(url)
+    await spy.add_listener(f"{listener.CHANNEL}_{listener.channel_of('notes')}", lambda *about: heard.append(about[-1]))
+    async with opened(url) as database, opened(url) as other:
+        await other.write(adding(1))
+        waiting = asyncio.ensure_future(database.wait("notes", database.version, 60))
+        await waiting  # it listens from now on
+        waiting = asyncio.ensure_future(database.wait("notes", database.version, 60))
+        await asyncio.sleep(0)
+        await other.write(adding(2))
+        await waiting
+        await spy.execute("SELECT 1")
+        assert heard == ["notes"]
+        while await spy.fetchval(f"{LISTENED} AND classid = {listener.LOCK_CLASS}"):  # noqa: ASYNC110  the server's
+            await asyncio.sleep(0.01)  # it stops listening after a while
+        await other.write(adding(3))
+        await spy.execute("SELECT 1")
+    await spy.close()
+    assert heard == ["notes"]
+
+
+async def test_a_change_that_is_committed_while_a_process_begins_to_listen_is_not_missed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_database, "POLL_INTERVAL_S", 600)
+
+    async with opened(url) as writer:
+        for id in range(1, 16):
+            async with opened(url) as reader:
+
+                async def found(reader: PostgresDatabase = reader, id: int = id) -> None:
+                    while True:
+                        seen = reader.version
+                        if id in await reader.read(notes, single=True):
+                            return
+                        await reader.wait("notes", seen, 600)
+
+                async def later(id: int = id) -> None:
+                    await asyncio.sleep(id * 0.002)
+                    await writer.write(adding(id))
+
+                await asyncio.wait_for(asyncio.gather(found(), later()), 30)
 
 
 async def test_a_transaction_whose_commit_was_not_confirmed_is_reported_and_not_retried(

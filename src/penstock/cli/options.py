@@ -246,6 +246,26 @@ MaxRunning = Annotated[int, numeric(whole_number, "N", "Maximum number of concur
 MaxRunningPerUser = Annotated[
     int, numeric(whole_number, "N", "Maximum number of concurrent runs of each user.", minimum=1)
 ]
+DbConnections = Annotated[
+    int,
+    numeric(
+        whole_number,
+        "N",
+        "Connections to PostgreSQL that work at once; up to two more only listen.",
+        minimum=2,
+        envvar="PENSTOCK_DB_CONNECTIONS",
+    ),
+]
+DbTimeout = Annotated[
+    float,
+    numeric(
+        number,
+        "SECONDS",
+        "Time limit of a statement on PostgreSQL.",
+        minimum=0.1,
+        envvar="PENSTOCK_DB_TIMEOUT",
+    ),
+]
 Lease = Annotated[
     float,
     numeric(number, "SECONDS", "Take over runs of a server that has not renewed its lease for this long.", minimum=0.1),

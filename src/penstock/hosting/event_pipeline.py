@@ -5,7 +5,8 @@ It has no task: trace writers notify it, from any thread, and the event writer d
 buffer is full, entries stay in the trace.
 
 The `EventWriter` knows nothing of calls. A run emits events without waiting: an event gets its sequence number
-immediately and is buffered. Buffered events are written in batches, one append each, while the next ones accumulate.
+immediately and is buffered. Buffered events are written in batches, together with those of the other runs of the host
+where possible (`event_batches`), while the next ones accumulate.
 Consecutive pieces of one text in the buffer are joined, so that a slow store gets fewer and longer events. The first
 event after a pause is delayed by a few milliseconds to batch it with the rest of its burst, unless a caller waits for
 it: an append costs about the same for one event as for ten. A caller that waits writes the buffer itself if no write is
@@ -23,14 +24,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from threading import get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import InvalidValue
 from penstock.hosting.budgets import BudgetReporter
+from penstock.hosting.event_batches import GATHER_S, MAX_INLINE_EVENTS, EventBatches, Transact, Unit
 from penstock.hosting.event_data import (
     NODE_TYPE,
     NOWHERE,
@@ -60,7 +62,6 @@ from penstock.tracing.execution_graph import ExecutionGraph
 from penstock.tracing.record import CallRecord, Settlement
 
 T = TypeVar("T")
-Unit = Callable[[Any], Coroutine[Any, Any, T]]
 StoreEvents = Callable[[str, int, Sequence[HostedEvent]], Awaitable[None]]
 """Stores the next events, given a run id and an epoch; see `EventStore.append`."""
 
@@ -70,14 +71,8 @@ MAX_BUFFERED = 10_000
 BATCH = 500
 MAX_JOINED = 16_000
 """Maximum length of a text joined from pieces."""
-GATHER_S = 0.01
-"""How long the first event after a pause is delayed to batch it with others."""
 MAX_RECENT = 200
 """Number of stored events that are also kept in memory, for readers that follow closely."""
-
-
-MAX_INLINE_EVENTS = 32
-"""Maximum number of events written in a transaction on the event loop."""
 
 
 class _NotStorable(Exception):
@@ -86,12 +81,6 @@ class _NotStorable(Exception):
     def __init__(self, error: InvalidValue) -> None:
         self.error = error
         super().__init__(str(error))
-
-
-class Transact(Protocol):
-    """Runs a unit of work in one transaction; see `HostStores.transaction`."""
-
-    async def __call__(self, unit: Unit[T], *, inline: bool = False) -> T: ...
 
 
 class EventWriter:
@@ -106,19 +95,28 @@ class EventWriter:
         *,
         clock: Clock,
         on_fenced: Callable[[], None],
+        batches: EventBatches | None = None,
+        has_more: Callable[[], bool] | None = None,
     ) -> None:
+        """With `batches`, events are written with those of other runs, except while `has_more` says that the run has
+        other data to store with them.
+        """
         self._store = store
-        self._run_id = run_id
-        self._epoch = epoch
+        self._batches = batches
+        self._has_more = has_more
+        self.run_id = run_id
+        self.epoch = epoch
         self._clock = clock
         self._on_fenced: Callable[[], None] | None = on_fenced
         self._buffer: deque[HostedEvent] = deque()
         self._writing = 0
         """Number of events at the head of the buffer that are being written; these are no longer joined."""
         self._is_writing = False
+        self._is_in_batch = False
+        """Whether its events are being written with those of other runs."""
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | _InBatches | None = None
         """Timer that starts the next write, unless a caller that waits starts it earlier."""
         self._writer: asyncio.Task[None] | None = None
         self.source: Callable[[], None] | None = None
@@ -157,7 +155,10 @@ class EventWriter:
     def schedule(self) -> None:
         """Schedule a write after `GATHER_S`, unless one is scheduled or in progress."""
         if self._timer is None and not self._is_writing and not self._is_closed and not self.is_fenced:
-            self._timer = self._loop.call_later(GATHER_S, self.start)
+            if self._batches is None:
+                self._timer = self._loop.call_later(GATHER_S, self.start)
+            else:
+                self._timer = _InBatches(self._batches, self)
 
     @property
     def is_full(self) -> bool:
@@ -172,7 +173,7 @@ class EventWriter:
     async def changed(self, timeout_s: float | None = None) -> None:
         """Wait for the next write, or until nothing more will be written, or for `timeout_s`."""
         # Callers check a condition first and await nothing in between: no notification can be missed.
-        await self._notifier.wait(self._run_id, self._notifier.version, timeout_s)
+        await self._notifier.wait(self.run_id, self._notifier.version, timeout_s)
 
     def after(self, seq: int, most: int) -> list[HostedEvent] | None:
         """Return at most `most` stored events after `seq` from memory; None if they are only in the store."""
@@ -186,7 +187,40 @@ class EventWriter:
         self._cancel_timer()
         if not self._is_writing and self._has_events():
             self._is_writing = True
-            self._writer = self._loop.create_task(self._write(), name=f"log of {self._run_id}")
+            self._writer = self._loop.create_task(self._write(), name=f"log of {self.run_id}")
+
+    # Events that are written with those of other runs.
+
+    def begin_batch(self) -> list[HostedEvent]:
+        """Return the events to be written now; empty if there are none, or if this writer writes them itself."""
+        self._timer = None
+        if self._is_writing or self._is_closed or self.is_fenced or not self._has_events():
+            return []
+        if self._has_more is not None and self._has_more():
+            self.start()
+            return []
+        self._is_writing = self._is_in_batch = True
+        batch = list(islice(self._buffer, BATCH))
+        self._writing = len(batch)
+        return batch
+
+    def end_batch(self, batch: list[HostedEvent]) -> None:
+        """The events of `begin_batch` are stored."""
+        self._writing = 0
+        self._is_writing = self._is_in_batch = False
+        self._remove(batch)
+        if self._has_events():
+            self.schedule()
+
+    def write_alone(self) -> None:
+        """The events of `begin_batch` are not stored: write them without those of other runs."""
+        self._writing = 0
+        self._is_in_batch = False
+        if self._is_closed:
+            self._is_writing = False
+            self._notifier.notify(self.run_id)
+        else:
+            self._writer = self._loop.create_task(self._write(), name=f"log of {self.run_id}")
 
     async def flush(self) -> None:
         """Wait until all emitted events are stored; Fenced if another worker has claimed the run."""
@@ -197,7 +231,7 @@ class EventWriter:
                 self._is_writing = True
                 await self._write()
         if self.is_fenced:
-            raise Fenced(self._run_id, self._epoch)
+            raise Fenced(self.run_id, self.epoch)
 
     async def end(
         self, type: str, data: Mapping[str, Any], transaction: Transact, finish: Unit[T], *, inline: bool
@@ -214,17 +248,17 @@ class EventWriter:
             self._is_writing = True
             await self._write(until=BATCH)
         if self.is_fenced:
-            raise Fenced(self._run_id, self._epoch)
+            raise Fenced(self.run_id, self.epoch)
         self._is_writing = True
         self._cancel_timer()
         try:
             return await self._end_with(self._event(type, data), transaction, finish, inline=inline)
         except (Fenced, Conflict):
             self.fence()
-            raise Fenced(self._run_id, self._epoch) from None
+            raise Fenced(self.run_id, self.epoch) from None
         finally:
             self._is_writing = False
-            self._notifier.notify(self._run_id)
+            self._notifier.notify(self.run_id)
 
     def _event(self, type: str, data: Mapping[str, Any], at_ms: int | None = None) -> HostedEvent:
         """Return the event that follows the newest one."""
@@ -257,7 +291,7 @@ class EventWriter:
     ) -> T:
         async def unit(stores: TransactionStores) -> T:
             try:
-                await stores.events.append(self._run_id, self._epoch, batch)
+                await stores.events.append(self.run_id, self.epoch, batch)
             except InvalidValue as error:
                 raise _NotStorable(error) from error
             return await finish(stores)
@@ -269,18 +303,20 @@ class EventWriter:
         """Stop writing; events still in the buffer are discarded."""
         self._is_closed = True
         self._cancel_timer()
+        while self._is_in_batch:  # the transaction is that of other runs too
+            await self.changed()
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait((self._writer,))
         self._on_fenced = None
-        self._notifier.notify(self._run_id)
+        self._notifier.notify(self.run_id)
 
     def fence(self) -> None:
         """Discard the buffer and write nothing more, because another worker has claimed the run."""
         if not self.is_fenced:
             self.is_fenced = True
             self._buffer.clear()
-            self._notifier.notify(self._run_id)
+            self._notifier.notify(self.run_id)
             if self._on_fenced is not None:
                 self._on_fenced()
 
@@ -293,7 +329,7 @@ class EventWriter:
             self._writer = None
         finally:
             self._is_writing = False
-            self._notifier.notify(self._run_id)  # if the write failed, a waiting caller tries it itself
+            self._notifier.notify(self.run_id)  # if the write failed, a waiting caller tries it itself
 
     def _has_events(self) -> bool:
         if self.source is not None:
@@ -311,7 +347,7 @@ class EventWriter:
         try:
             if failpoints.hook is not None:
                 failpoints.hook("events.before_append")
-            await retry_unavailable(lambda: self._store(self._run_id, self._epoch, batch))
+            await retry_unavailable(lambda: self._store(self.run_id, self.epoch, batch))
             if failpoints.hook is not None:
                 failpoints.hook("events.after_append")
         except InvalidValue as error:
@@ -334,7 +370,21 @@ class EventWriter:
         else:
             for _ in batch:
                 buffer.popleft()
-        self._notifier.notify(self._run_id)
+        self._notifier.notify(self.run_id)
+
+
+class _InBatches:
+    """The place of a writer among those whose events are written together."""
+
+    __slots__ = ("_batches", "_log")
+
+    def __init__(self, batches: EventBatches, log: EventWriter) -> None:
+        self._batches = batches
+        self._log = log
+        batches.schedule(log)
+
+    def cancel(self) -> None:
+        self._batches.cancel(self._log)
 
 
 def _storable(batch: list[HostedEvent], error: InvalidValue) -> list[HostedEvent]:

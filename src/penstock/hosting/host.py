@@ -57,7 +57,7 @@ from penstock.hosting.ports import (
     TransactionStores,
 )
 from penstock.hosting.queue import PARKING_S, ActiveRuns, Admission, CheckRoom, ClaimLoop, Overloaded
-from penstock.hosting.reader import Reading
+from penstock.hosting.reader import Reading, RunLogs
 from penstock.hosting.retention import remove, remove_ended, sweep_accounts
 from penstock.ids import new_run_id
 from penstock.kernel.executor import ExecutorRegistry
@@ -261,6 +261,7 @@ class RunHost:
         runs.park(runs.by_id.values())
         await runs.drained(PARKING_S)
         await _stopped(*runs.tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
+        await self._context.batches.close()
         await self._engine.close()
         self._tidying = self._ticking = None
         open_hosts.discard(self)
@@ -411,6 +412,10 @@ class RunHost:
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[HostedEvent, None]:
         """Yield the stored events of a run after seq `after`, then new ones, up to the event that ends or parks it."""
         return self._reading.events(run_id, after)
+
+    def run_logs(self) -> RunLogs:
+        """Return what one follower of a run reads: from memory while this host works on it, else from the stores."""
+        return self._reading.logs()
 
     async def wait(self, run_id: str) -> RunRecord:
         """Wait until the run has ended, or is parked if this host is closed or not started; return the run."""

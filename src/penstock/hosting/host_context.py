@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from penstock import logs
 from penstock.clock import Clock
 from penstock.errors import LedgerUnavailable
+from penstock.hosting.event_batches import EventBatches
 from penstock.hosting.figures import RunFigures
 from penstock.hosting.forking import inputs_of
 from penstock.hosting.limits import HostSettings
@@ -101,6 +102,11 @@ class HostContext:
     """Called with the context of each run before it starts."""
     prices: PriceBook | None = None
     """Model prices; None is the price book shared by the process."""
+    batches: EventBatches = field(init=False)
+    """Writes the events of all runs."""
+
+    def __post_init__(self) -> None:
+        self.batches = EventBatches(self.stores.transaction)
 
     @property
     def ledger(self) -> AsyncLedger:

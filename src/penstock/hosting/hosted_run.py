@@ -23,6 +23,7 @@ from penstock.errors import CancelledError, Halted, PenstockError
 from penstock.hosting.approvals import RunApprovals, only_waits_for_answers
 from penstock.hosting.budgets import BudgetReporter, DayBudgetWatch, has_day_budget
 from penstock.hosting.durability import Durable, durable_parts, nodes_that_only_ask, paid, shortened_journal
+from penstock.hosting.event_batches import MAX_INLINE_EVENTS
 from penstock.hosting.event_data import (
     ENDINGS,
     MAX_ERROR,
@@ -40,7 +41,7 @@ from penstock.hosting.event_data import (
     truncate,
     truncated_text,
 )
-from penstock.hosting.event_pipeline import MAX_INLINE_EVENTS, EventWriter, TraceForwarder
+from penstock.hosting.event_pipeline import EventWriter, TraceForwarder
 from penstock.hosting.figures import SpendingTally
 from penstock.hosting.forking import plan_of
 from penstock.hosting.halts import limit_owner
@@ -260,7 +261,20 @@ class HostedRun:
 
     def _new_log(self, seq: int) -> EventWriter:
         host, run = self._context, self.run
-        return EventWriter(self._append_events, run.id, run.epoch, seq, clock=host.steady, on_fenced=self.fence)
+        return EventWriter(
+            self._append_events,
+            run.id,
+            run.epoch,
+            seq,
+            clock=host.steady,
+            on_fenced=self.fence,
+            batches=host.batches,
+            has_more=self._has_more_to_store,
+        )
+
+    def _has_more_to_store(self) -> bool:
+        """Whether other data is stored with the next events."""
+        return bool((self._journal is not None and self._journal.waiting) or self._unsaved or self._waiting_payloads())
 
     async def _worked_with(self, log: EventWriter) -> RunRecord:
         seq = log.seq

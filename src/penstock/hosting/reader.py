@@ -29,6 +29,76 @@ SOON_S = 0.02
 RESTING = ENDED | PARKED
 
 
+class RunLogs:
+    """Runs and events as one follower reads them: from memory while this host works on a run, else from the stores.
+
+    For followers that are done when a run has ended: they do not see that it is resumed afterwards. What is in memory
+    was stored before.
+    """
+
+    def __init__(self, context: HostContext, active: Mapping[str, HostedRun]) -> None:
+        self._stores = context.stores
+        self._active = active
+        self._hosted: HostedRun | None = None
+        """The run of the last look, also after it has left this host."""
+
+    @property
+    def runs(self) -> RunLogs:
+        """Read runs."""
+        return self
+
+    @property
+    def events(self) -> RunLogs:
+        """Read events."""
+        return self
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """Return a run; for one that this host works on, only its status is up to date."""
+        hosted = self._here(run_id)
+        if hosted is None:
+            return await self._stores.runs.get(run_id)
+        ended = hosted.decided if hosted.log is not None and hosted.log.is_ended else None
+        return hosted.run if ended is None else hosted.run._replace(status=ended)
+
+    async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
+        """Return at most `limit` events after that one."""
+        hosted = self._here(run_id)
+        recent = None if hosted is None or hosted.log is None else hosted.log.after(after_seq, limit)
+        return await self._stores.events.read(run_id, after_seq, limit) if recent is None else recent
+
+    async def last_seq(self, run_id: str) -> int:
+        """Return the sequence number of the newest stored event."""
+        hosted = self._here(run_id)
+        if hosted is None or hosted.log is None:
+            return await self._stores.events.last_seq(run_id)
+        return hosted.log.written
+
+    async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
+        """Wait until there is an event after that one, and return whether there is."""
+        hosted = self._here(run_id)
+        if hosted is None or hosted.log is None:
+            return await self._stores.events.wait(run_id, after_seq, timeout_s)
+        loop, log = asyncio.get_running_loop(), hosted.log
+        deadline_s = loop.time() + timeout_s
+        while log.written <= after_seq and not log.is_ended and self._here(run_id) is hosted:
+            if (left_s := deadline_s - loop.time()) <= 0:
+                return False
+            await log.changed(left_s)
+        return log.written > after_seq
+
+    def _here(self, run_id: str) -> HostedRun | None:
+        """Return the run if what this host has in memory is all there is of its events."""
+        hosted = self._active.get(run_id)
+        if hosted is None and self._hosted is not None and self._hosted.run.id == run_id:
+            hosted = self._hosted
+            if hosted.log is None or not hosted.log.is_ended or hosted.decided not in ENDED:
+                hosted = self._hosted = None  # parked, or taken over
+        if hosted is None or hosted.log is None or hosted.log.is_fenced or hosted.is_fenced:
+            return None
+        self._hosted = hosted
+        return hosted
+
+
 class Reading:
     """The readers of runs on one host."""
 
@@ -44,6 +114,10 @@ class Reading:
     def close(self) -> None:
         """Let all readers finish."""
         self.is_closed, self.is_working = True, False
+
+    def logs(self) -> RunLogs:
+        """Return what one follower of a run reads."""
+        return RunLogs(self._context, self._active)
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[HostedEvent, None]:
         """Yield the events after seq `after`, in order, as they are stored."""

@@ -33,6 +33,7 @@ from penstock.server.no_mcp import is_mcp_installed
 from penstock.server.settings import ServerSettings, is_loopback
 from penstock.server.ui_files import load_ui
 from penstock.storage import open_stores
+from penstock.storage.stores import CONNECTIONS, TIMEOUT_S
 from penstock.tracing.redaction import redact
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ async def serve(
     observe: Callable[[ExecutionContext], object] | None = None,
     prepare: Callable[[RunHost], Awaitable[None]] | None = None,
     engine: Engine | None = None,
+    connections: int = CONNECTIONS,
+    db_timeout_s: float = TIMEOUT_S,
     announce: Callable[[str], None] = print,
     report: Callable[[str], None] | None = None,
 ) -> None:
@@ -75,13 +78,16 @@ async def serve(
 
     `prepare` is awaited before requests are accepted, such as to save initial graphs. `observe` is called with the
     context of each run before it starts, such as to export its spans. With an `engine`, workers elsewhere execute the
-    runs. `report` receives messages about what happens to active runs during shutdown.
+    runs. `connections` and `db_timeout_s` are for PostgreSQL, see `open_stores`. `report` receives messages about what
+    happens to active runs during shutdown.
     """
     settings = settings or ServerSettings()
     listener = listen(settings)
     try:
         async with AsyncExitStack() as stack:
-            stores = await stack.enter_async_context(await open_stores(url))
+            stores = await stack.enter_async_context(
+                await open_stores(url, connections=connections, timeout_s=db_timeout_s)
+            )
             models = None if gateway is None else await stack.enter_async_context(gateway.opened(stores))
             stored = await count_tokens(settings, stores)
             host_settings = host_settings or HostSettings()

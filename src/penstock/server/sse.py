@@ -14,17 +14,17 @@ import asyncio
 import json
 import logging
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.hosting.event_data import LAST_EVENTS
-from penstock.hosting.ports import ENDED, EventStore, HostedEvent, RunRecord, RunStore
+from penstock.hosting.ports import ENDED, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import UNREADABLE, ApiError, api_error, fault_location
 from penstock.server.metrics import Metrics
@@ -37,6 +37,8 @@ PAGE = 64
 CHUNK_BYTES = 32 * 1024
 """Maximum size of one piece sent to a client; a larger event is sent alone."""
 RETRY_MS = 2_000
+READ_AHEAD = 16
+"""Maximum number of items read ahead of a client."""
 FIRST_PAUSE_S = 0.01
 HEARTBEAT = b":\n\n"
 CLOSING = "the server is shutting down; retry in a moment"
@@ -50,14 +52,30 @@ T = TypeVar("T")
 _TYPE = re.compile(r"[a-z0-9_.-]{1,100}")
 
 
+class ReadsRuns(Protocol):
+    """Reads runs: a `RunStore`, or what a host has of one in memory."""
+
+    async def get(self, run_id: str) -> RunRecord | None: ...
+
+
+class ReadsEvents(Protocol):
+    """Reads events, as an `EventStore` does."""
+
+    async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]: ...
+
+    async def last_seq(self, run_id: str) -> int: ...
+
+    async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool: ...
+
+
 class LogStores(Protocol):
-    """Stores of runs and of their events."""
+    """Where runs and their events are read."""
 
     @property
-    def runs(self) -> RunStore: ...
+    def runs(self) -> ReadsRuns: ...
 
     @property
-    def events(self) -> EventStore: ...
+    def events(self) -> ReadsEvents: ...
 
 
 def event_json(event: HostedEvent) -> dict[str, Any]:
@@ -74,10 +92,11 @@ def framed(data: Any, *, event: str | None = None, id: str | None = None) -> byt
     """Encode any value as one SSE frame; JSON escapes line ends and NUL, so no value can end the frame early."""
     name = f"event: {event}\n" if event is not None and _TYPE.fullmatch(event) else ""
     number = f"id: {id}\n" if id is not None else ""
-    return f"{number}{name}data: ".encode() + _json(data) + b"\n\n"
+    return f"{number}{name}data: ".encode() + encoded(data) + b"\n\n"
 
 
-def _json(data: Any) -> bytes:
+def encoded(data: Any) -> bytes:
+    """Encode any value as JSON, on one line."""
     try:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError:  # an unpaired surrogate, which only an escape can represent
@@ -230,26 +249,93 @@ async def _disconnect(receive: Receive) -> None:
 
 async def with_heartbeats(items: AsyncGenerator[T, None], streams: Streams) -> AsyncGenerator[T | None, None]:
     """Yield the items, and None after each heartbeat interval without one; raise ServerShutdown on shutdown."""
-    async with aclosing(items):
-        closing = asyncio.ensure_future(streams.closing().wait())
-        coming = asyncio.ensure_future(anext(items))
+    ahead = _ReadAhead(items, streams.heartbeat_s)
+    closing = asyncio.ensure_future(streams.closing().wait())
+    closing.add_done_callback(ahead.wake)
+    try:
+        while True:
+            while ahead.items:
+                yield ahead.next()
+            if ahead.is_over():
+                return
+            if closing.done():
+                raise ServerShutdown
+            if await ahead.wait():
+                yield None
+    finally:
+        await _cancel(closing)
+        await ahead.close()
+
+
+class _ReadAhead(Generic[T]):
+    """Reads items in a task of its own, a few ahead of their reader; a task and a timer for each item cost more."""
+
+    def __init__(self, items: AsyncGenerator[T, None], idle_s: float) -> None:
+        self.items: deque[T] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle_s = idle_s
+        self._last_s = self._loop.time()
+        self._is_idle = False
+        self._timer = self._loop.call_later(idle_s, self._look)
+        self._reading = asyncio.ensure_future(self._read(items))
+        self._reading.add_done_callback(self.wake)
+
+    def next(self) -> T:
+        """Take the next item; there is one."""
+        self._last_s = self._loop.time()
+        item = self.items.popleft()
+        if not self._room.is_set() and len(self.items) < READ_AHEAD:
+            self._room.set()
+        return item
+
+    def is_over(self) -> bool:
+        """Whether all items were taken; raises what ended them."""
+        if not self._reading.done() or self.items:
+            return False
+        self._reading.result()
+        return True
+
+    async def wait(self) -> bool:
+        """Wait until something has happened; return whether that is only that there was no item for a while."""
+        self._waiter = self._loop.create_future()
         try:
-            while True:
-                await asyncio.wait({coming, closing}, timeout=streams.heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
-                if coming.done():
-                    try:
-                        item = coming.result()
-                    except StopAsyncIteration:
-                        return
-                    coming = asyncio.ensure_future(anext(items))
-                    yield item
-                elif closing.done():
-                    raise ServerShutdown
-                else:
-                    yield None
+            await self._waiter
         finally:
-            # `items` must not be running when `aclosing` closes it.
-            await _cancel(coming, closing)
+            self._waiter = None
+        is_idle, self._is_idle = self._is_idle and not self.items, False
+        if is_idle:
+            self._last_s = self._loop.time()
+        return is_idle
+
+    def wake(self, _: object = None) -> None:
+        """Let `wait` return."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def close(self) -> None:
+        """Stop reading, and close the generator."""
+        self._timer.cancel()
+        await _cancel(self._reading)
+
+    async def _read(self, items: AsyncGenerator[T, None]) -> None:
+        async with aclosing(items):
+            async for item in items:
+                self.items.append(item)
+                self.wake()
+                if len(self.items) >= READ_AHEAD:
+                    self._room.clear()
+                    await self._room.wait()
+
+    def _look(self) -> None:
+        """Notice that no item came since the last look, once an interval."""
+        left_s = self._last_s + self._idle_s - self._loop.time()
+        if left_s <= 0:
+            self._is_idle, left_s = True, self._idle_s
+            self.wake()
+        self._timer = self._loop.call_later(left_s, self._look)
 
 
 class EventStream(Response):

@@ -36,6 +36,8 @@ class Transaction(Protocol):
     """The reads and writes of a body; rows that it has read stay unchanged only if it locked them."""
 
     dialect: Dialect
+    claims: dict[str, tuple[int, str]]
+    """Epochs of runs whose rows this transaction has locked, each with the lock; it changes none of these epochs."""
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
         """Return the rows that the statement selects."""
@@ -75,11 +77,12 @@ class Database(Protocol):
         meanwhile, the transaction is either committed or not, and never in part.
         """
 
-    async def read(self, body: TransactionBody[T], *, inline: bool = False) -> T:
+    async def read(self, body: TransactionBody[T], *, inline: bool = False, single: bool = False) -> T:
         """Run a body that changes nothing; it reads one consistent snapshot.
 
         Pass `inline` for bodies that read by key, without sorting. One that reads more than INLINE_MAX_ROWS rows is
-        restarted off the loop.
+        restarted off the loop. Pass `single` for bodies that nearly always read with a single statement, which needs no
+        transaction of its own; one that makes another statement is restarted in a transaction.
         """
 
     @property

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from penstock import checks
 from penstock.chat.ports import ChatStore
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
@@ -138,16 +139,37 @@ class Stores:
         await self.close()
 
 
-async def open_stores(url: str, *, clock: Clock = SYSTEM_CLOCK, fsync: bool = False) -> Stores:
+CONNECTIONS = 8
+"""Connections of one process to PostgreSQL that work at once; with those that listen, nine processes fit into its usual
+100."""
+MIN_CONNECTIONS = 2
+LEDGER_SHARE = 0.375
+"""Part of the connections that is for the ledger: its operations are single statements."""
+TIMEOUT_S = 10.0
+"""Time limit of a statement on PostgreSQL."""
+
+
+async def open_stores(
+    url: str,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    fsync: bool = False,
+    connections: int = CONNECTIONS,
+    timeout_s: float = TIMEOUT_S,
+) -> Stores:
     """Open the stores of a URL, creating the tables of a new database; StoreUnavailable says why one cannot be opened.
 
-    `fsync` is for SQLite: every commit waits for the disk, so that committed data survives a power failure too.
+    `fsync` is for SQLite: every commit waits for the disk, so that committed data survives a power failure too. The
+    others are for PostgreSQL: how many `connections` work at once, stores and ledger together (up to two more only
+    listen), and how long a statement may take.
     """
+    checks.integer("connections", connections, minimum=MIN_CONNECTIONS)
+    checks.seconds("timeout_s", timeout_s, above_zero=True)
     scheme = scheme_of(url)
     if scheme == "memory":
         return _open_memory(clock)
     if scheme == "postgresql":
-        return await _open_postgres_stores(url, clock)
+        return await _open_postgres_stores(url, clock, connections, timeout_s)
     return await _open_sqlite(url, clock, fsync)
 
 
@@ -271,12 +293,13 @@ async def _open_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
     raise AssertionError("unreachable")
 
 
-async def _open_postgres_stores(url: str, clock: Clock) -> Stores:
+async def _open_postgres_stores(url: str, clock: Clock, connections: int, timeout_s: float) -> Stores:
+    of_ledger = max(1, round(connections * LEDGER_SHARE))
     async with AsyncExitStack() as opened:
-        database = await _open_postgres(url)
+        database = await _open_postgres(url, connections - of_ledger, timeout_s)
         opened.push_async_callback(database.close)
         await versions.prepare_postgres(database)
-        ledger = await _open_ledger(lambda: _postgres_ledger(url, clock))
+        ledger = await _open_ledger(lambda: _postgres_ledger(url, clock, of_ledger, timeout_s / 2))
         opened.push_async_callback(asyncio.to_thread, ledger.close)
         return _sql_stores(database, database.where, ledger, database.size_bytes, opened.pop_all())
     raise AssertionError("unreachable")
@@ -290,12 +313,14 @@ async def _on_postgres(url: str, operation: Callable[[PostgresDatabase], Awaitab
         await database.close()
 
 
-async def _open_postgres(url: str) -> PostgresDatabase:
+async def _open_postgres(
+    url: str, connections: int = MIN_CONNECTIONS, timeout_s: float = TIMEOUT_S
+) -> PostgresDatabase:
     try:
         driver = await asyncio.to_thread(import_module, "penstock.storage.postgres.database")
     except ImportError as error:
         raise StoreUnavailable(f"PostgreSQL needs asyncpg ({error}); install penstock[postgres]") from error
-    database: PostgresDatabase = await driver.PostgresDatabase.open(url)
+    database: PostgresDatabase = await driver.PostgresDatabase.open(url, connections=connections, timeout_s=timeout_s)
     return database
 
 
@@ -313,10 +338,10 @@ async def _open_ledger(open_ledger: Callable[[], Ledger]) -> Ledger:
         raise
 
 
-def _postgres_ledger(url: str, clock: Clock) -> PostgresLedgerStore:
+def _postgres_ledger(url: str, clock: Clock, connections: int, timeout_s: float) -> PostgresLedgerStore:
     from penstock.storage.postgres.ledger import PostgresLedgerStore
 
-    return PostgresLedgerStore(url, clock=clock)
+    return PostgresLedgerStore(url, clock=clock, max_connections=connections, timeout_s=timeout_s)
 
 
 def _size_of_files(path: Path) -> int:
@@ -368,7 +393,8 @@ class _JoinedDatabase:
     async def write(self, body: TransactionBody[T], *, inline: bool = False) -> T:
         return await body(self._transaction)
 
-    read = write
+    async def read(self, body: TransactionBody[T], *, inline: bool = False, single: bool = False) -> T:
+        return await body(self._transaction)
 
     @property
     def version(self) -> int:

@@ -47,6 +47,11 @@ def trace_html(of: Traced, *, secrets: Iterable[str] = (), title: str | None = N
     heading = (
         redact(title, secrets) if title else f"{data['name'] or 'run'} · {data['termination_reason'] or data['status']}"
     )
+    return page_html(data, heading)
+
+
+def page_html(data: Mapping[str, Any], heading: str) -> str:
+    """Return the page of `trace_data`, however it was made; every text in it is shown as text."""
     return TEMPLATE.substitute(
         policy=(
             f"default-src 'none'; script-src '{_hash(SCRIPT)}'; style-src '{_hash(STYLE)}'; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -242,6 +243,12 @@ def test_a_run_is_forked_replayed_exported_and_compared(live: Live, runs: Any) -
     kept = json.loads(runs("export", run_id).out)
     assert (kept["run"]["id"], kept["graph"]["id"]) == (run_id, "pipeline")
     assert kept["events"][-1]["type"] == "run.completed"
+    page = runs("export", run_id, "--html").out
+    assert page.startswith("<!doctype html>")
+    (embedded,) = re.findall(r'id="trace">(.*?)</script>', page)
+    calls = json.loads(embedded)["calls"]
+    assert len(calls) == sum(event["type"] == "call.started" for event in kept["events"])
+    assert sum(call[8] for call in calls if call[2] == 0) == pytest.approx(kept["run"]["cost_usd"])
     assert runs("diff", run_id, run_id).out == f"{run_id} and {run_id} do not differ\n"
     different = runs("diff", run_id, forked).out
     assert "\nnode writer\n  - {" in different

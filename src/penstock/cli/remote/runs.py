@@ -33,6 +33,7 @@ from penstock.cli.remote.render import (
     unresolved_runs,
     used_by,
 )
+from penstock.cli.remote.run_page import run_page
 from penstock.cli.render.events import EXITS
 from penstock.cli.render.renderers import EventLog
 from penstock.cli.render.screen import Line, Screen, print_text, printable, reader_is_gone
@@ -514,19 +515,31 @@ def replay(run_id: RunId, url: Url = URL, token: Token = None) -> int:
 
 
 @app.command()
-def export(run_id: RunId, url: Url = URL, token: Token = None) -> int:
-    """Print a run, its graph and its events as JSON.
+def export(
+    run_id: RunId,
+    html: Annotated[
+        bool, typer.Option("--html", help="Print one HTML page with its calls, costs, limits and events.")
+    ] = False,
+    url: Url = URL,
+    token: Token = None,
+) -> int:
+    """Print a run, its graph and its events as JSON, or as an HTML page that needs nothing else.
 
     \b
     Examples:
       penstock runs export RUN > run.json
+      penstock runs export RUN --html > run.html
 
     \b
     Exit codes:
       0 ok   2 no such run, or no server   64 wrong command line
     """
     with _server(url, token) as server:
-        return _print_json(server.export(server.find_run(run_id)))
+        exported = server.export(server.find_run(run_id))
+        if not html:
+            return _print_json(exported)
+        print_text(run_page(exported))
+        return Exit.OK
 
 
 @app.command()

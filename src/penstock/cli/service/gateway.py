@@ -10,6 +10,8 @@ import typer
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import (
     Database,
+    DbConnections,
+    DbTimeout,
     LogFormatOption,
     Prices,
     TeamDaily,
@@ -30,6 +32,8 @@ def gateway(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, numeric(whole_number, "N", "Port; 0 for any free port.", minimum=0, maximum=65_535)] = 8643,
     db: Database = None,
+    db_connections: DbConnections = 8,
+    db_timeout: DbTimeout = 10,
     daily: Annotated[str | None, dollars("Daily budget of all keys together.", "PENSTOCK_DAILY")] = None,
     user_daily: UserDaily = None,
     team_daily: TeamDaily = None,
@@ -70,7 +74,9 @@ def gateway(
 
     settings = GatewaySettings(daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value)
     price_book = load_price_book(ServiceOptions(prices=prices, unknown_prices=unknown_prices))
-    arguments = GatewayArguments(host, port, named_database(db), settings, price_book, tuple(upstream or ()))
+    arguments = GatewayArguments(
+        host, port, named_database(db), settings, price_book, tuple(upstream or ()), db_connections, db_timeout
+    )
     with logging_to_stderr(log_format):
         run_on_database(serve_gateway(arguments, lambda text: write(text, sys.stderr)))
     return Exit.OK

@@ -21,6 +21,7 @@ from penstock.runtime.billing.prices import PriceBook
 from penstock.server.serve import CannotListen, configured, listen
 from penstock.server.settings import ServerSettings
 from penstock.storage import open_stores
+from penstock.storage.stores import CONNECTIONS, TIMEOUT_S
 from penstock.tracing.redaction import redact
 
 
@@ -34,6 +35,8 @@ class GatewayArguments:
     settings: GatewaySettings
     prices: PriceBook
     upstreams: tuple[str, ...] = ()
+    db_connections: int = CONNECTIONS
+    db_timeout_s: float = TIMEOUT_S
 
 
 async def serve_gateway(arguments: GatewayArguments, announce: Callable[[str], None]) -> None:
@@ -47,7 +50,8 @@ async def serve_gateway(arguments: GatewayArguments, announce: Callable[[str], N
     except InvalidValue as invalid:
         raise Refused(str(invalid)) from None
     try:
-        async with await open_stores(arguments.db) as stores:
+        stores = await open_stores(arguments.db, connections=arguments.db_connections, timeout_s=arguments.db_timeout_s)
+        async with stores:
             await arguments.prices.aload()
             async with GatewayService(upstreams, arguments.prices, arguments.settings).opened(stores) as gateway:
                 server = _Server(configured(gateway))

@@ -46,6 +46,7 @@ from penstock.server.gateway_mount import PREFIX
 from penstock.server.serve import serve
 from penstock.server.settings import ServerSettings
 from penstock.storage import Stores, open_stores
+from penstock.storage.stores import CONNECTIONS, TIMEOUT_S
 from penstock.telemetry.collector import otlp_provider
 from penstock.telemetry.service import ServiceExport
 from penstock.tracing.payloads import RecordPayloads
@@ -81,6 +82,8 @@ class ServeArguments:
     services: ServiceOptions
     executors: tuple[str, ...]
     max_cost: str
+    db_connections: int = CONNECTIONS
+    db_timeout_s: float = TIMEOUT_S
     cost_ceiling: str | None = None
     max_steps: int = 1_000
     steps_ceiling: int | None = None
@@ -200,6 +203,8 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
         await serve(
             settings,
             url=arguments.db,
+            connections=arguments.db_connections,
+            db_timeout_s=arguments.db_timeout_s,
             host_settings=host_settings_of(arguments),
             executors=loaded.executors,
             services=loaded.nodes.services,

@@ -11,6 +11,8 @@ from penstock.cli.options import (
     AllowModels,
     Daily,
     Database,
+    DbConnections,
+    DbTimeout,
     Drain,
     EngineUrl,
     Executors,
@@ -32,6 +34,8 @@ from penstock.cli.options import (
 def worker(
     graphs: Graphs = None,
     db: Database = None,
+    db_connections: DbConnections = 8,
+    db_timeout: DbTimeout = 10,
     engine: EngineUrl = None,
     queue: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Queue to take runs from; default: default. Repeatable.")
@@ -77,6 +81,8 @@ def worker(
         ServeArguments(
             graphs=tuple(graphs or ()),
             db=db,
+            db_connections=db_connections,
+            db_timeout_s=db_timeout,
             services=ServiceOptions(models, tools, prices, unknown_prices, allow_model),
             executors=tuple(executors or ()),
             max_cost="1",

@@ -31,7 +31,9 @@ def work(arguments: ServeArguments) -> int:
 async def _work(arguments: ServeArguments, loaded: Loaded) -> None:
     assert arguments.engine is not None
     engine = open_engine(arguments.engine, arguments.db, arguments.lease_s)(queues=arguments.queues)
-    async with await open_stores(arguments.db) as stores:
+    async with await open_stores(
+        arguments.db, connections=arguments.db_connections, timeout_s=arguments.db_timeout_s
+    ) as stores:
         host = RunHost(
             stores,
             executors=loaded.executors,

@@ -21,7 +21,7 @@ from penstock.server.openai.embeddings import EmbeddingBody, embed
 from penstock.server.openai.refusals import Refused, encode_json, failure_of, naming_run, refusal_of, stream_error
 from penstock.server.openai.retries import Entry, Retries, is_retry, request_key, run_id_from
 from penstock.server.openai.runs import RunHandle, RunRequest, Service, model_object, open_stream, start
-from penstock.server.openai.wire.answer import AnswerBuilder, Ended
+from penstock.server.openai.wire.answer import AnswerBuilder, Ended, TextAdded
 from penstock.server.openai.wire.chunks import Completion
 from penstock.server.openai.wire.described import (
     CompletionAnswer,
@@ -43,6 +43,7 @@ from penstock.server.sse import (
     EventStream,
     Streams,
     cancel_on_disconnect,
+    encoded,
     framed,
     with_heartbeats,
 )
@@ -215,6 +216,8 @@ async def _frames(handle: RunHandle, completion: Completion, entry: Entry[RunHan
                     yield HEARTBEAT
                 elif failure := _failure(piece, answer, handle):
                     yield framed(failure.to_dict())
+                elif isinstance(piece, TextAdded):
+                    yield completion.framed_text(piece, framed, encoded)
                 else:
                     for chunk in completion.chunks(piece):
                         yield framed(chunk)

@@ -275,7 +275,7 @@ def event_stream(
     async def cancel() -> None:
         await service.host.cancel(run_id, reason=DISCONNECTED, by=user.name)
 
-    frames = follow(service.stores, run_id, after, service.streams.heartbeat_s)
+    frames = follow(service.host.run_logs(), run_id, after, service.streams.heartbeat_s)
     on_disconnect = cancel if cancel_on_disconnect else None
     return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, headers={"X-Run-Id": run_id})
 

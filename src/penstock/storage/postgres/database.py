@@ -4,9 +4,13 @@ Each transaction body is one transaction on a pooled connection. One that the se
 deadlock, a row inserted concurrently) is run again; so is one whose connection was lost before the commit. If the
 connection is lost during the commit, the outcome is unknown, and the caller has to retry.
 
-Notifications go through NOTIFY, which carries ids and nothing else. One connection listens; when it is lost, it is
-opened again and all waiters are woken to check for themselves, since notifications sent meanwhile are lost. Besides,
-waiters check every few seconds anyway.
+Round trips are what costs. A body that reads with a single statement needs no BEGIN and COMMIT; if it makes another one
+after all, it is started again in a transaction. Many rows are inserted by one statement. Connections are returned
+without the driver's reset: no body changes a setting of its session, and none leaves a transaction open.
+
+Notifications go through NOTIFY, which carries ids and nothing else (`listener`). When the connection that listens is
+lost, it is opened again and all waiters are woken to check for themselves, since notifications sent meanwhile are lost.
+Besides, waiters check every few seconds anyway.
 
 A pooler that assigns a connection per transaction cannot be used: LISTEN and prepared statements belong to a session.
 It is detected and reported when the database is opened.
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -29,16 +34,15 @@ from penstock.hosting.ports import StoreCorrupt, StoreUnavailable
 from penstock.notify import Notifier
 from penstock.storage.faults import RowFaults
 from penstock.storage.port import Dialect, Row, T, Transaction, TransactionBody, Value
+from penstock.storage.postgres.listener import NOTIFY, Listener, channel_of
 
 DIALECT = Dialect("postgresql", " FOR UPDATE", " FOR SHARE", " FOR UPDATE SKIP LOCKED")
-CHANNEL = "penstock"
 BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 POLL_INTERVAL_S = 5.0
 """Longest time for which a change without a notification goes unnoticed."""
 MAX_ATTEMPTS = 5
 BACKOFF_S = 0.02
 """Pause before a transaction is run again, multiplied by the number of attempts."""
-RECONNECT_S = 0.5
 CONNECT_S = 2.0
 """Longest wait for a connection: short enough for a service to report the failure in time."""
 ROLLBACK_S = 2.0
@@ -50,6 +54,7 @@ RETRYABLE = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
     asyncpg.UniqueViolationError,  # the row was inserted concurrently: the next attempt finds it
+    asyncpg.TooManyConnectionsError,  # nothing was done; another process, or this one, may return a connection
 )
 CONNECTION_LOST = (
     asyncpg.PostgresConnectionError,
@@ -91,6 +96,7 @@ class PostgresTransaction:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.topics: dict[str, None] = {}
+        self.claims: dict[str, tuple[int, str]] = {}
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
         rows: Sequence[Row] = await self._connection.fetch(numbered(statement), *values)
@@ -106,17 +112,92 @@ class PostgresTransaction:
         return int(count) if count.isdigit() else 0
 
     async def run_many(self, statement: str, values: Iterable[Sequence[Value]]) -> None:
-        await self._connection.executemany(numbered(statement), values)
+        rows = values if isinstance(values, list) else [*values]
+        if len(rows) > 1 and (at_once := await self._for_many(statement)) is not None:
+            await self._connection.execute(at_once, *map(_as_array, zip(*rows, strict=True)))
+        else:
+            await self._connection.executemany(numbered(statement), rows)
+
+    async def _for_many(self, statement: str) -> str | None:
+        """Return the statement that does all at once, from an array for each value; None if there is none."""
+        if statement not in _FOR_MANY:
+            at_once = None
+            if INSERT.fullmatch(statement) or UPDATE.fullmatch(statement):
+                prepared = await self._connection.prepare(numbered(statement))
+                at_once = for_many(statement, [type.name for type in prepared.get_parameters()])
+            _FOR_MANY[statement] = at_once
+        return _FOR_MANY[statement]
 
     def notify(self, topic: str) -> None:
         self.topics[topic] = None
 
     async def send_notifications(self) -> None:
-        """Notify the listeners of the topics; the server delivers at commit."""
+        """Notify the listeners of the topics, if there are any; the server delivers at commit."""
         if self.topics:
-            await self._connection.execute(
-                "SELECT pg_notify($1, topic) FROM unnest($2::text[]) AS topic", CHANNEL, [*self.topics]
-            )
+            await self._connection.execute(NOTIFY, [*self.topics], [str(channel_of(topic)) for topic in self.topics])
+
+
+INSERT = re.compile(r"(INSERT INTO \w+) \(([\w, ]+)\) VALUES \(\?(?:, \?)*\)( ON CONFLICT .*)?", re.DOTALL)
+UPDATE = re.compile(r"UPDATE (\w+) SET ((?:\w+ = \?(?:, )?)+) WHERE (\w+ = \?(?: AND \w+ = \?)*)")
+_FOR_MANY: dict[str, str | None] = {}
+"""The statement for many rows, by the statement for one; the types of its values are the server's answer."""
+
+
+def for_many(statement: str, types: Sequence[str]) -> str:
+    """Return the statement that does for arrays of values, of these types, what an INSERT or UPDATE does for one.
+
+    Numbers are sent as text: the driver asks each new connection about other arrays, with a query that takes longer.
+    """
+    arrays = ", ".join(f"${number}::{'bytea' if type == 'bytea' else 'text'}[]" for number, type in enumerate(types, 1))
+    names = ", ".join(f"v{number}" for number in range(len(types)))
+    values = [f"v{number}{'' if type in ('text', 'bytea') else f'::{type}'}" for number, type in enumerate(types)]
+    if (insert := INSERT.fullmatch(statement)) is not None:
+        into, columns, conflict = insert.groups()
+        rows = f"unnest({arrays}) WITH ORDINALITY AS new_rows ({names}, row_at)"
+        return f"{into} ({columns}) SELECT {', '.join(values)} FROM {rows} ORDER BY row_at{conflict or ''}"
+    update = UPDATE.fullmatch(statement)
+    assert update is not None, "a statement of this form"
+    table, settings, condition = update.groups()
+    changed, keys = (re.findall(r"(\w+) = \?", part) for part in (settings, condition))
+    sets = ", ".join(f"{column} = {value}" for column, value in zip(changed, values, strict=False))
+    where = " AND ".join(
+        f"{table}.{column} = {value}" for column, value in zip(keys, values[len(changed) :], strict=True)
+    )
+    return f"UPDATE {table} SET {sets} FROM unnest({arrays}) AS new_rows ({names}) WHERE {where}"
+
+
+def _as_array(values: Sequence[Value]) -> Sequence[str | bytes | None]:
+    """Return a column of values as `for_many` takes it."""
+    return [str(value) if isinstance(value, int) else value for value in values]
+
+
+class _NeedsTransaction(BaseException):
+    """A body makes more than the single statement for which it needed no transaction."""
+
+
+class SingleStatement(PostgresTransaction):
+    """The view of a body that reads with one statement, outside of any transaction."""
+
+    _has_read = False
+
+    async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
+        self._read_once()
+        return await super().rows(statement, *values)
+
+    async def row(self, statement: str, *values: Value) -> Row | None:
+        self._read_once()
+        return await super().row(statement, *values)
+
+    async def run(self, statement: str, *values: Value) -> int:
+        raise _NeedsTransaction
+
+    async def run_many(self, statement: str, values: Iterable[Sequence[Value]]) -> None:
+        raise _NeedsTransaction
+
+    def _read_once(self) -> None:
+        if self._has_read:
+            raise _NeedsTransaction
+        self._has_read = True
 
 
 class PostgresDatabase:
@@ -132,7 +213,7 @@ class PostgresDatabase:
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self._notifier = Notifier()
-        self._listening: asyncio.Task[None] | None = None
+        self._listener = Listener(self._notifier, self._connect_listener, ERRORS)
         self._is_closed = False
 
     @classmethod
@@ -182,10 +263,14 @@ class PostgresDatabase:
                 await self._back_off(error, attempt)
         raise AssertionError("unreachable")
 
-    async def read(self, body: TransactionBody[T], *, inline: bool = False) -> T:
+    async def read(self, body: TransactionBody[T], *, inline: bool = False, single: bool = False) -> T:
         self._check()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
+                if single:
+                    with suppress(_NeedsTransaction):
+                        async with self._connected() as connection:
+                            return await body(SingleStatement(connection))
                 async with self._transaction(BEGIN_READ) as connection:
                     result = await body(PostgresTransaction(connection))
                     await connection.execute("COMMIT")
@@ -216,16 +301,12 @@ class PostgresDatabase:
 
     async def wait(self, topic: str, seen: int, timeout_s: float) -> None:
         self._check()
-        if self._listening is None:
-            self._listening = self._loop.create_task(self._listen(), name="penstock-postgres-listen")
-        await self._notifier.wait(topic, seen, min(timeout_s, POLL_INTERVAL_S))
+        await self._listener.wait(topic, seen, min(timeout_s, POLL_INTERVAL_S))
 
     async def close(self) -> None:
         self._is_closed = True
         self._notifier.notify_all()
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait((self._listening,))
+        await self._listener.close()
         try:
             await asyncio.wait_for(self._pool.close(), self._timeout_s)
         except ERRORS:
@@ -277,28 +358,10 @@ class PostgresDatabase:
         if self._loop is not asyncio.get_running_loop():
             raise StoreUnavailable(f"{self.where!r} was opened on another event loop; open it anew on this one")
 
-    async def _listen(self) -> None:
-        """Wake local waiters on notifications from the server, for as long as this database is open."""
-        while True:
-            with suppress(*ERRORS):
-                await self._listen_until_lost()
-            await asyncio.sleep(RECONNECT_S)
-
-    async def _listen_until_lost(self) -> None:
-        lost = asyncio.Event()
-        connection = await asyncpg.connect(
+    async def _connect_listener(self) -> Any:
+        return await asyncpg.connect(
             self._url, timeout=CONNECT_S, server_settings={"application_name": "penstock listener"}
         )
-        try:
-            connection.add_termination_listener(lambda _: lost.set())
-            await connection.add_listener(CHANNEL, self._on_notification)
-            self._notifier.notify_all()  # for notifications missed while not listening
-            await lost.wait()
-        finally:
-            connection.terminate()
-
-    def _on_notification(self, connection: object, pid: int, channel: str, topic: object) -> None:
-        self._notifier.notify(str(topic))
 
     async def _refuse_pooler(self) -> None:
         """Raise StoreUnavailable if two of our connections can share one session of the server."""
@@ -329,7 +392,8 @@ def _connection_class(timeout_s: float) -> Any:
         )
 
         def get_reset_query(self) -> str:
-            return f"{super().get_reset_query()}\n{self.session_settings};"
+            """Nothing: no body changes its session, and a transaction has ended before its connection is returned."""
+            return ""
 
     return Connection
 

@@ -67,7 +67,7 @@ class SqlApprovalStore(SqlStore):
             row = await transaction.row(f"{SELECT} WHERE id = ?", codec.lookup_key(approval_id))
             return None if row is None else self._decode_or_mark(row)
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
     async def list(
         self,
@@ -95,7 +95,7 @@ class SqlApprovalStore(SqlStore):
             rows = await transaction.rows(f"{SELECT}{condition} ORDER BY asked_ms, id LIMIT ?", *values)
             return [self._decode_or_mark(row) for row in rows]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def _locked(self, transaction: Transaction, condition: str, *values: Value) -> ApprovalRecord | None:
         """Lock the approval until the transaction ends, and return it; None if it does not exist."""
@@ -163,7 +163,7 @@ class SqlApprovalStore(SqlStore):
                 found += [self._decode_or_mark(row) for row in await transaction.rows(statement, *chunk)]
             return {approval.id: approval for approval in found}
 
-        return await self._database.read(body, inline=True) if ids else {}
+        return await self._database.read(body, inline=True, single=True) if ids else {}
 
     async def wait(self, approval_id: str, timeout_s: float) -> ApprovalRecord | None:
         loop = asyncio.get_running_loop()

@@ -63,7 +63,7 @@ class SqlAuditStore(SqlStore):
         async def body(transaction: Transaction) -> Sequence[AuditRecord]:
             return self._database.faults.readable(await transaction.rows(statement, *values), _decode)
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def rename(self, name: str, pseudonym: str) -> int:
         old, new = codec.name("name", name), codec.name("pseudonym", pseudonym)

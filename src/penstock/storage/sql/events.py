@@ -23,6 +23,11 @@ from penstock.storage.rules import JOURNAL_KINDS, check_next_events, different_e
 INSERT = "INSERT INTO events (run_id, seq, at_ms, type, data) VALUES (?, ?, ?, ?, ?)"
 SELECT = "SELECT seq, at_ms, type, data FROM events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?"
 SELECT_LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ?"
+SELECT_CLAIM_AND_LAST = (
+    "SELECT epoch, (SELECT coalesce(max(seq), 0) FROM events WHERE events.run_id = runs.id) FROM runs WHERE id = ?"
+)
+"""A writer that appends meanwhile has the lock that this waits for; if it was the same claim's, whose outcome was
+unknown, the snapshot may be older than its events: then the next insert conflicts, and the transaction is run again."""
 SELECT_LAST = "SELECT seq, data FROM events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 SELECT_ANY = "SELECT run_id, seq, data FROM events"
 
@@ -51,11 +56,25 @@ _raw_decode = json.JSONDecoder().raw_decode
 async def check_claim(transaction: Transaction, run_id: str, epoch: int, lock: str) -> None:
     """Raise Fenced unless `epoch` is that of the newest claim; `lock` keeps it so until the transaction ends.
 
-    A run that does not exist has epoch 0.
+    A run that does not exist has epoch 0. A transaction that has locked the claim already need not do so again.
     """
+    if transaction.claims.get(run_id) == (epoch, transaction.dialect.update_lock):
+        return
     row = await transaction.row(f"SELECT epoch FROM runs WHERE id = ?{lock}", run_id)
     if epoch != (0 if row is None else row[0]):
         raise Fenced(run_id, epoch)
+
+
+async def _check_claim_and_last_seq(transaction: Transaction, run_id: str, epoch: int) -> int:
+    """Do what `check_claim` does, and return the sequence number of the newest event."""
+    lock = transaction.dialect.update_lock
+    row = await transaction.row(f"{SELECT_CLAIM_AND_LAST}{lock}", run_id)
+    if epoch != (0 if row is None else row[0]):
+        raise Fenced(run_id, epoch)
+    if row is None:
+        return await _last_seq(transaction, run_id)
+    transaction.claims[run_id] = epoch, lock
+    return int(row[1])
 
 
 class SqlEventStore(SqlStore):
@@ -66,10 +85,9 @@ class SqlEventStore(SqlStore):
         rows = [(run_id, *_encode_event(event)) for event in events]
 
         async def body(transaction: Transaction) -> None:
-            await check_claim(transaction, run_id, epoch, transaction.dialect.update_lock)
+            last = await _check_claim_and_last_seq(transaction, run_id, epoch)
             if not events:
                 return
-            last = await _last_seq(transaction, run_id)
             check_next_events(run_id, last, [event.seq for event in events])
             known = last - events[0].seq + 1
             if known > 0:
@@ -85,11 +103,11 @@ class SqlEventStore(SqlStore):
         async def body(transaction: Transaction) -> Sequence[HostedEvent]:
             return [_decode_event(run_id, row) for row in await transaction.rows(SELECT, *values)]
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
     async def last_seq(self, run_id: str) -> int:
         key = codec.lookup_key(run_id)
-        return await self._database.read(lambda transaction: _last_seq(transaction, key), inline=True)
+        return await self._database.read(lambda transaction: _last_seq(transaction, key), inline=True, single=True)
 
     async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()
@@ -147,7 +165,7 @@ class SqlJournalStore(SqlStore):
             values = await restore_outputs(transaction, [(run_id, row[2]) for row in rows])
             return [_decode_entry(run_id, row, value) for row, value in zip(rows, values, strict=True)]
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
     async def append(self, run_id: str, entries: Sequence[JournalEntry], *, epoch: int = 0) -> None:
         codec.name("run_id", run_id)

@@ -101,7 +101,7 @@ class SqlGraphStore(SqlStore):
         async def body(transaction: Transaction) -> Sequence[GraphRecord]:
             return [self._decode_or_mark(row) for row in await transaction.rows(statement, *values, codec.limit(limit))]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def versions(self, graph_id: str) -> Sequence[GraphRecord]:
         statement = f"{SELECT} WHERE graphs.id = ? ORDER BY version DESC"
@@ -109,7 +109,7 @@ class SqlGraphStore(SqlStore):
         async def body(transaction: Transaction) -> Sequence[GraphRecord]:
             return [self._decode_or_mark(row) for row in await transaction.rows(statement, codec.lookup_key(graph_id))]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def _readable_version(self, transaction: Transaction, graph_id: str, version: int) -> GraphRecord | None:
         """Return a version; None if it cannot be read, so that saving the graph again repairs it."""
@@ -139,7 +139,7 @@ class SqlGraphStore(SqlStore):
         async def body(transaction: Transaction) -> Row | None:
             return await transaction.row(statement, *values)
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
     async def archive(self, graph_id: str, *, is_archived: bool = True) -> None:
         async def body(transaction: Transaction) -> None:
@@ -154,7 +154,7 @@ class SqlGraphStore(SqlStore):
             row = await transaction.row(SELECT_LAYOUT, codec.lookup_key(graph_id))
             return {} if row is None else _decode_layout(row)
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def arrange(self, graph_id: str, positions: Mapping[str, Any]) -> Mapping[str, Any]:
         codec.encode_object("positions", positions)

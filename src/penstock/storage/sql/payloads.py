@@ -40,7 +40,7 @@ class SqlPayloadStore(SqlStore):
             row = await transaction.row(SELECT, codec.lookup_key(run_id), codec.lookup_key(call_id))
             return None if row is None else _decode(row)
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def remove_before(self, before_ms: int, *, limit: int = 1_000) -> int:
         values = codec.number("before_ms", before_ms), codec.limit(limit)

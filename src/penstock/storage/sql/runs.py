@@ -161,10 +161,9 @@ CLAIMS = (
     f"epoch = CASE WHEN epoch < {codec.MAX_NUMBER} THEN epoch + 1 ELSE epoch END, "
     "started_ms = coalesce(started_ms, ?)"
 )
-CLAIM = (
-    f"{CLAIMS} WHERE id = "
-    f"(SELECT id FROM runs WHERE {OPEN} AND queue IS NULL AND (status = 'queued' OR lease_until_ms <= ?)"
-)
+CLAIMABLE = f"FROM runs WHERE {OPEN} AND queue IS NULL AND (status = 'queued' OR lease_until_ms <= ?)"
+CLAIM = f"{CLAIMS} WHERE id = (SELECT id {CLAIMABLE}"
+SELECT_CLAIMABLE = f"SELECT 1 {CLAIMABLE} LIMIT 1"
 TAKE = (
     f"{CLAIMS}, queue = ?, fence = ? WHERE id = ? AND {OPEN} AND fence < ? "
     f"AND (fence > 0 OR status = 'queued' OR lease_until_ms <= ?) RETURNING {COLUMNS}"
@@ -219,7 +218,7 @@ class SqlRunStore(SqlStore):
             row = await transaction.row(SELECT, codec.lookup_key(run_id))
             return None if row is None else await _read(transaction, row)
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
     async def list(
         self,
@@ -247,23 +246,26 @@ class SqlRunStore(SqlStore):
             rows = await _with_outputs(transaction, await transaction.rows(statement, *values))
             return [self._decode_or_mark(row) for row in rows]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def count(self, *, owner: str | None = None, statuses: Collection[RunStatus] = ()) -> int:
         where, values = _where(statuses, owner=owner)
+        is_rare = bool(statuses) and RARE_STATUSES.issuperset(statuses)
 
         async def body(transaction: Transaction) -> int:
             row = await transaction.row(f"SELECT count(*) FROM runs{_all(where)}", *values)
             assert row is not None, "a count is one row"
             return int(row[0])
 
-        return await self._database.read(body, inline=bool(statuses) and RARE_STATUSES.issuperset(statuses))
+        return await self._database.read(body, inline=is_rare, single=True)
 
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
         values: list[Value] = [codec.name("worker", worker), until_ms, now_ms, now_ms]
         values += [] if run_id is None else [codec.lookup_key(run_id)]
         statement = f"{CLAIM}{'' if run_id is None else ' AND id = ?'} ORDER BY created_ms, id LIMIT 1"
+        if run_id is None and not await self._has_claimable(now_ms):
+            return None  # nearly always: an idle host looks at every tick, and need not write to do so
 
         async def body(transaction: Transaction) -> RunRecord | None:
             claim = f"{statement}{transaction.dialect.skip_locked}) RETURNING {COLUMNS}"
@@ -278,6 +280,12 @@ class SqlRunStore(SqlStore):
             return None
 
         return await self._database.write(body, inline=True)
+
+    async def _has_claimable(self, now_ms: int) -> bool:
+        async def body(transaction: Transaction) -> bool:
+            return await transaction.row(SELECT_CLAIMABLE, now_ms) is not None
+
+        return await self._database.read(body, inline=True, single=True)
 
     async def take(
         self, run_id: str, worker: str, fence: int, *, queue: str, now_ms: int, lease_ms: int
@@ -632,7 +640,7 @@ class SqlCancelStore(SqlStore):
                         found.setdefault(request.run_id, request)
             return found
 
-        return await self._database.read(body, inline=True) if ids else {}
+        return await self._database.read(body, inline=True, single=True) if ids else {}
 
     async def of(self, run_id: str) -> Sequence[CancelRequest]:
         return await self._where("run_id = ? ORDER BY at_ms, owner", codec.lookup_key(run_id))
@@ -644,7 +652,7 @@ class SqlCancelStore(SqlStore):
         async def body(transaction: Transaction) -> Sequence[CancelRequest]:
             return [self._decode(row) for row in await transaction.rows(f"{SELECT_CANCELS} {condition}", *values)]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     def _decode(self, row: Row) -> CancelRequest:
         """Decode a request; one with an unreadable reason still cancels, because nothing but its reason is lost."""

@@ -60,7 +60,7 @@ class SqlSpendingStore(SqlStore):
                 CostShare(*row) for row in await transaction.rows(SELECT, codec.lookup_key(run_id) or codec.NO_MATCH)
             ]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def sums(
         self, by: Sequence[SpendingKey] = (), matching: SpendingFilter = ALL_SPENDING, *, limit: int = 1_000
@@ -78,7 +78,7 @@ class SqlSpendingStore(SqlStore):
                 SpendingSum(**dict(zip(names, row, strict=True))) for row in await transaction.rows(statement, *values)
             ]
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
 
 def _conditions(matching: SpendingFilter) -> tuple[str, list[Value]]:

@@ -79,7 +79,7 @@ class SqlTokenStore(SqlStore):
         async def body(transaction: Transaction) -> TokenRecord | None:
             return await _find(transaction, codec.lookup_key(token_id))
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
     async def list(
         self, *, kinds: Collection[TokenKind] = (), before: str | None = None, limit: int = 100
@@ -98,7 +98,7 @@ class SqlTokenStore(SqlStore):
         async def body(transaction: Transaction) -> Sequence[TokenRecord]:
             return self._database.faults.readable(await transaction.rows(statement, *values), _decode)
 
-        return await self._database.read(body)
+        return await self._database.read(body, single=True)
 
     async def revoke(self, token_id: str, *, by: str, now_ms: int, keep_admin: bool = False) -> TokenRecord:
         values = codec.number("now_ms", now_ms), codec.name("by", by)
@@ -131,7 +131,7 @@ class SqlTokenStore(SqlStore):
         async def body(transaction: Transaction) -> bool:
             return await transaction.row(HAS_ADMIN) is not None
 
-        return await self._database.read(body, inline=True)
+        return await self._database.read(body, inline=True, single=True)
 
 
 async def _find(transaction: Transaction, token_id: str) -> TokenRecord | None:

@@ -59,6 +59,7 @@ class SqliteTransaction:
     def __init__(self, connection: sqlite3.Connection, topics: list[str]) -> None:
         self._connection = connection
         self._topics = topics
+        self.claims: dict[str, tuple[int, str]] = {}
 
     async def rows(self, statement: str, *values: Value) -> Sequence[Row]:
         return self._fetch(statement, values, -1)
@@ -221,7 +222,7 @@ class SqliteDatabase:
             self.faults.note(error)
             raise
 
-    async def read(self, body: TransactionBody[T], *, inline: bool = False) -> T:
+    async def read(self, body: TransactionBody[T], *, inline: bool = False, single: bool = False) -> T:
         self._check()
         try:
             if inline:

@@ -5,7 +5,7 @@ Data without a field in OpenAI's format is in the field `penstock`, which offici
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from penstock.server.openai.wire.answer import (
 )
 
 Json = dict[str, Any]
+PLACE = "\u2063text\u2063"
+"""Stands where the text of a chunk goes; nothing after it in a chunk is a client's."""
 
 WAITING: Json = {"status": "waiting"}
 """Status of a run that waits for results of the client's tools, or for a person."""
@@ -42,6 +44,8 @@ class Completion:
     rounds: int = 0
     """How often the client had returned results of its tools before."""
     _has_text: bool = field(default=False, init=False)
+    _around: tuple[bytes, bytes] | None = field(default=None, init=False)
+    """What comes before and after the text in each chunk that has one, encoded."""
 
     @property
     def id(self) -> str:
@@ -51,6 +55,13 @@ class Completion:
     def opening(self) -> Json:
         """Return the first chunk, which has the role."""
         return self._chunk({"role": "assistant", "content": "", "refusal": None}, penstock=self._facts())
+
+    def framed_text(self, piece: TextAdded, frame: Callable[[Json], bytes], encode: Callable[[str], bytes]) -> bytes:
+        """Return the frame of a piece of text, as `frame` makes it of its chunk; all but the text is encoded once."""
+        if self._around is None:
+            before, _, after = frame(self._chunk({"content": PLACE})).rpartition(encode(PLACE))
+            self._around = before, after
+        return self._around[0] + encode(self._separated(piece)) + self._around[1]
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         """Yield the piece as chunks; for an end that is a failure, the caller sends an error instead."""
