@@ -35,6 +35,8 @@ PEERS = {
     "pydantic-ai": "pydantic-ai-slim==2.66.0",
     "openai-agents": "openai-agents==0.24.0",
     "litellm": "litellm[proxy]==1.106.2",
+    "pydantic-ai-temporal": "pydantic-ai-slim[temporal]==2.66.0",
+    "langgraph-postgres": "langgraph==1.2.20",
 }
 """What is installed for each peer."""
 
@@ -42,6 +44,8 @@ BESIDE = {
     "pydantic-graph": ["logfire==5.2.0"],
     "burr": ["opentelemetry-sdk==1.45.2", "pydantic==2.14.3"],
     "langchain": ["langchain-core==1.7.2"],
+    "pydantic-ai-temporal": ["temporalio==1.35.0"],
+    "langgraph-postgres": ["langgraph-checkpoint-postgres==3.2.0", "psycopg[binary,pool]==3.3.9"],
 }
 """What a peer needs beside itself to be installed, to be traced or to do things at once."""
 
