@@ -262,6 +262,7 @@ class RunHost:
         await runs.drained(PARKING_S)
         await _stopped(*runs.tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
         await self._engine.close()
+        await self._context.guard(self._context.blocks.close)
         self._tidying = self._ticking = None
         open_hosts.discard(self)
         self._reading.close()
@@ -626,6 +627,8 @@ class RunHost:
             await self._resume_parked()
         else:
             await self._sweep()
+        if self.settings.day_blocks:
+            await self._context.blocks.tidy()
         self._queued = await self.stores.runs.count(statuses=QUEUED)
         now_ns = self._context.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:

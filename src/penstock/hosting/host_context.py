@@ -21,6 +21,7 @@ from penstock.money import to_usd
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.async_ledger import AsyncLedger
+from penstock.runtime.durable.blocks import Blocks
 from penstock.runtime.graphs.graph_runtime import GraphPlan
 
 logger = logging.getLogger("penstock.hosting")
@@ -101,6 +102,11 @@ class HostContext:
     """Called with the context of each run before it starts."""
     prices: PriceBook | None = None
     """Model prices; None is the price book shared by the process."""
+    blocks: Blocks = field(init=False)
+    """What this host has set aside of the daily budgets."""
+
+    def __post_init__(self) -> None:
+        self.blocks = Blocks(self.ledger, self.mark, self.clock)
 
     @property
     def ledger(self) -> AsyncLedger:
