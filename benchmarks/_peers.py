@@ -38,6 +38,8 @@ PEERS = {
     "agno-os": "agno[os,sqlite]==3.1.10",
     "adk": "google-adk==2.13.0",
     "langgraph-dev": "langgraph-cli[inmem]==0.4.40",
+    "pydantic-ai-temporal": "pydantic-ai-slim[temporal]==2.66.0",
+    "langgraph-postgres": "langgraph==1.2.20",
 }
 """What is installed for each peer."""
 
@@ -46,6 +48,8 @@ BESIDE = {
     "burr": ["opentelemetry-sdk==1.45.2", "pydantic==2.14.3"],
     "langchain": ["langchain-core==1.7.2"],
     "adk": ["sqlalchemy==2.1.9", "aiosqlite==0.22.1", "greenlet==3.5.6"],
+    "pydantic-ai-temporal": ["temporalio==1.35.0"],
+    "langgraph-postgres": ["langgraph-checkpoint-postgres==3.2.0", "psycopg[binary,pool]==3.3.9"],
 }
 """What a peer needs beside itself to be installed, to be traced or to do things at once."""
 

@@ -139,7 +139,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-5": Requirement("Ten lines contain an existing program."),
     "X-6": Requirement("A graph is served as an OpenAI model, as MCP tools, and over REST and resumable SSE."),
     "X-7": Requirement("Approvals pause, survive a restart, and can be cancelled while waiting."),
-    "X-8": Requirement("Every reliability invariant holds.", "needs an engine, and a release to upgrade from"),
+    "X-8": Requirement("Every reliability invariant holds."),
     "X-9": Requirement("Admission waits for holds of others instead of refusing."),
     "X-10": Requirement("A person lists and resolves unresolved bills."),
     "X-11": Requirement("Nothing in a contained process spends silently."),

@@ -7,6 +7,7 @@
         ├── DeadlockError                      a turn at a persistent node did not come, or never could
         ├── LedgerError                        a hold used twice, or one that was never taken
         │   ├── KeyTaken                       a key at the ledger is another call's, so this one may not leave
+        │   ├── UnderAnother                   an account belongs to another one than it is to be put under
         │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
         ├── StepTimeout (TimeoutError)         an attempt of a step took longer than its policy allows
         └── Halted                             a call was refused or stopped; carries the stop
@@ -94,6 +95,15 @@ class KeyTaken(LedgerError):
     def __init__(self, key: str, why: str) -> None:
         self.key = key
         super().__init__(why)
+
+
+class UnderAnother(LedgerError):
+    """An account cannot be put under another one, because it is under `above` already."""
+
+    def __init__(self, account: str, parent: str, above: str) -> None:
+        self.above = above
+        because = f"it is under {above!r}; put {parent!r} under that first"
+        super().__init__(f"account {account!r} cannot be put under {parent!r}: {because}")
 
 
 class LedgerUnavailable(LedgerError):

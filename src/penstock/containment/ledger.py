@@ -20,7 +20,7 @@ from penstock.containment.accounts import Account, Balance, Hold, HoldState, Tak
 from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits, seconds_to_ns
 from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting, no_ticket
 from penstock.containment.waiting import WaitingRoom
-from penstock.errors import KeyTaken, LedgerError
+from penstock.errors import KeyTaken, LedgerError, UnderAnother
 from penstock.notify import Wakeups
 from penstock.stops import Stop
 
@@ -647,9 +647,7 @@ def above_already(account: str, parent: str) -> LedgerError:
 
 def under_another(account: str, parent: str, above: str) -> LedgerError:
     """The error of a store for an account that is already under another one."""
-    return LedgerError(
-        f"account {account!r} cannot be put under {parent!r}: it is under {above!r}; put {parent!r} under that first"
-    )
+    return UnderAnother(account, parent, above)
 
 
 def check_held(key: str, state: str | None) -> None:

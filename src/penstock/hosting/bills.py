@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from penstock.containment.ledger import Amounts
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.hosting.control import append_event, found
+from penstock.hosting.durability import day_accounts
 from penstock.hosting.event_data import BILL_RELEASED, BILL_RESOLVED, sanitize
 from penstock.hosting.figures import label, outer_node
 from penstock.hosting.host_context import HostContext
@@ -35,6 +36,7 @@ from penstock.hosting.ports import (
 from penstock.ids import new_run_id
 from penstock.money import format_usd, to_nanos, to_usd
 from penstock.runtime.durable.async_ledger import AsyncLedger
+from penstock.runtime.durable.blocks import recall
 
 PAGE = 1_000
 MAX_ATTEMPTS = 10
@@ -215,12 +217,14 @@ class Bills:
     async def _apply(self, run: RunRecord, resolutions: Mapping[str, HostedEvent]) -> None:
         """Apply stored resolutions to the ledger; without effect where they are applied already."""
         for call_id, resolution in resolutions.items():
-            settle = partial(_settle, self._context.ledger, f"{run.id}/{call_id}", resolution)
+            settle = partial(_settle, self._context.ledger, f"{run.id}/{call_id}", resolution, run)
             await retry_unavailable(settle, INTERACTIVE_ATTEMPTS)
 
 
-async def _settle(ledger: AsyncLedger, key: str, resolution: HostedEvent) -> None:
+async def _settle(ledger: AsyncLedger, key: str, resolution: HostedEvent, run: RunRecord) -> None:
     data = resolution.data
+    for account in day_accounts(run):  # a bill may be higher than what was held: no block pays for that
+        await recall(ledger, account)
     try:
         await ledger.leave_unresolved(key)  # a worker that was lost has left it held
         if resolution.type == BILL_RELEASED:

@@ -10,7 +10,7 @@ from datetime import date
 from penstock.clock import utc_from_ns
 from penstock.containment.accounts import Balance
 from penstock.containment.limits import NO_LIMITS, Budget, Limits
-from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.errors import LedgerError, LedgerUnavailable, UnderAnother
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
 from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Fenced, RunRecord, retry_unavailable
@@ -19,6 +19,7 @@ from penstock.nodes.agent import AgentNode
 from penstock.nodes.llm_completion import LlmCompletion
 from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.async_ledger import AsyncLedger
+from penstock.runtime.durable.blocks import end_block, is_block
 from penstock.runtime.durable.journal import Journal, shortened
 from penstock.runtime.durable.keys import display_id, entry_node, escaped
 from penstock.runtime.durable.ports import JournalEntry, JournalStore
@@ -114,7 +115,7 @@ async def paid(context: HostContext, run: RunRecord, is_leaving: Callable[[], bo
     }
 
 
-def _shared(context: HostContext, run: RunRecord) -> SharedBudget:
+def _shared(context: HostContext, run: RunRecord, above: Sequence[str] = ()) -> SharedBudget:
     """Return the shared budget of a run under its current claim.
 
     The prefix contains the host's mark besides the epoch: after the stores are restored from a backup, or with other
@@ -122,7 +123,7 @@ def _shared(context: HostContext, run: RunRecord) -> SharedBudget:
     """
     prefix = f"{run.id}/{run.epoch}-{context.mark}"
     ledger, account = context.stores.ledger, RUNS + run.id
-    return SharedBudget(ledger, account, prefix=prefix, unknown=UNKNOWN + run.id, owner=run.owner)
+    return SharedBudget(ledger, account, prefix=prefix, unknown=UNKNOWN + run.id, owner=run.owner, above=above)
 
 
 class RetryingJournal:
@@ -175,8 +176,7 @@ async def durable_parts(context: HostContext, run: RunRecord, worked_ms: int, on
     ceilings = _ceilings(journal, run).after(worked_ms)
     if is_replay:
         return Durable(journal, None, ceilings)
-    await retry_unavailable(lambda: open_accounts(context, run))
-    shared = _shared(context, run)
+    shared = _shared(context, run, await retry_unavailable(lambda: open_accounts(context, run)))
     if run.epoch > 1:
         await retry_unavailable(shared.arecover)
         if failpoints.hook is not None:
@@ -199,29 +199,44 @@ def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     return ceilings_of(RunLimits.from_dict(run.limits).plus(inherited).to_dict())
 
 
-async def open_accounts(context: HostContext, run: RunRecord) -> None:
-    """Open the run's account, below the daily accounts of the day on which it was submitted."""
-    ledger, name, limits = context.ledger, RUNS + run.id, ceilings_of(run.limits).in_ledger
+async def open_accounts(context: HostContext, run: RunRecord) -> Sequence[str]:
+    """Open the run's account, below the daily accounts of the day on which it was submitted.
+
+    Returns the accounts above it, the lowest first.
+    """
     try:
-        await _open(ledger, name, limits, await _open_day_accounts(context, run))
+        return await _open_account(context, run)
     except LedgerUnavailable:
         raise
-    except (KeyError, LedgerError):  # a remembered account was removed, or moved by another host
+    except (KeyError, LedgerError) as error:  # a remembered account was removed, or moved by another host
+        if isinstance(error, UnderAnother) and is_block(error.above):  # a block of the run's worker before this one
+            await end_block(context.ledger, error.above)
         context.accounts.clear()
-        await _open(ledger, name, limits, await _open_day_accounts(context, run))
+        return await _open_account(context, run)
 
 
-async def _open_day_accounts(context: HostContext, run: RunRecord) -> str | None:
-    """Open the daily accounts of all owners and of the run's owner; return the name of the lower one.
+async def _open_account(context: HostContext, run: RunRecord) -> Sequence[str]:
+    levels = await _open_day_accounts(context, run)
+    above = [*levels]
+    if levels and context.settings.day_blocks and run.epoch == 1 and "of" not in run.origin:
+        account = await context.blocks.account_for(levels)
+        above = above if account == levels[-1] else [*levels, account]
+    limits = ceilings_of(run.limits).in_ledger
+    await _open(context.ledger, RUNS + run.id, limits, above[-1] if above else None)
+    return above[::-1]
+
+
+async def _open_day_accounts(context: HostContext, run: RunRecord) -> Sequence[str]:
+    """Open the daily accounts of all owners and of the run's owner; return their names, the widest first.
 
     Without a budget, now or earlier, there is no account: all runs would contend for an account they share.
     """
     budgets = context.settings.daily_usd, context.settings.owner_daily_usd
-    parent: str | None = None
+    found: list[str] = []
     for name, most in zip(day_accounts(run), budgets, strict=True):
-        if await _is_day_open(context, name, most, parent):
-            parent = name
-    return parent
+        if await _is_day_open(context, name, most, found[-1] if found else None):
+            found.append(name)
+    return found
 
 
 async def _is_day_open(context: HostContext, name: str, most: Usd | None, parent: str | None) -> bool:

@@ -263,6 +263,7 @@ class RunHost:
         await _stopped(*runs.tasks.values(), self._ticking)  # if the stores are unavailable, the leases will expire
         await self._context.batches.close()
         await self._engine.close()
+        await self._context.guard(self._context.blocks.close)
         self._tidying = self._ticking = None
         open_hosts.discard(self)
         self._reading.close()
@@ -631,6 +632,8 @@ class RunHost:
             await self._resume_parked()
         else:
             await self._sweep()
+        if self.settings.day_blocks:
+            await self._context.blocks.tidy()
         self._queued = await self.stores.runs.count(statuses=QUEUED)
         now_ns = self._context.clock.monotonic_ns()
         if now_ns >= self._next_remove_ns:

@@ -22,6 +22,7 @@ from penstock.money import to_usd
 from penstock.runtime.billing.prices import PriceBook
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.durable.async_ledger import AsyncLedger
+from penstock.runtime.durable.blocks import Blocks
 from penstock.runtime.graphs.graph_runtime import GraphPlan
 
 logger = logging.getLogger("penstock.hosting")
@@ -104,9 +105,12 @@ class HostContext:
     """Model prices; None is the price book shared by the process."""
     batches: EventBatches = field(init=False)
     """Writes the events of all runs."""
+    blocks: Blocks = field(init=False)
+    """What this host has set aside of the daily budgets."""
 
     def __post_init__(self) -> None:
         self.batches = EventBatches(self.stores.transaction)
+        self.blocks = Blocks(self.ledger, self.mark, self.clock)
 
     @property
     def ledger(self) -> AsyncLedger:

