@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock import (
+    Agent,
     Budget,
     BudgetExceededError,
     CancelledError,
@@ -63,6 +64,12 @@ async def test_a_model_without_a_price_is_counted_as_unknown() -> None:
     run = ExecutionContext(prices=PriceBook(use_genai_prices=False))
     await ScriptedModel(["hm"]).generate(run, PROMPT)
     assert "cost unknown (1 call)" in run.explain()
+
+
+async def test_the_cost_of_an_agent_is_none_while_nothing_of_it_is_known() -> None:
+    result = await Agent(ScriptedModel(["hm"])).run("?", ExecutionContext(prices=PriceBook(use_genai_prices=False)))
+    assert (result.output, result.cost_usd) == ("hm", None)
+    assert (await Agent(ScriptedModel(["hm"])).run("?", priced())).cost_usd == pytest.approx(20e-6, rel=1)
 
 
 @pytest.mark.requirement("X-1")

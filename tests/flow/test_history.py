@@ -80,6 +80,7 @@ def test_each_node_has_a_file_with_a_line_for_each_operation(tmp_path: Path) -> 
     def work(ctx: ExecutionContext) -> str:
         ctx.llm(lambda: Reported.of("secret answer", cost_usd=0.25, input_tokens=3, output_tokens=4), name="ask")
         ctx.tool(lambda: "secret page", name="fetch")
+        ctx.llm(lambda: "secret answer without usage", name="guess")
         return "secret result"
 
     graph = Graph("g")
@@ -91,20 +92,21 @@ def test_each_node_has_a_file_with_a_line_for_each_operation(tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "default").iterdir()) == ["closer.jsonl", "worker.jsonl"]
     text = (tmp_path / "default" / "worker.jsonl").read_text()
     entries = [json.loads(line) for line in text.splitlines()]
-    assert ops(entries) == ["run", "llm", "tool", "end"]
+    assert ops(entries) == ["run", "llm", "tool", "llm", "end"]
     assert all(list(entry) == FIELDS for entry in entries)
     assert {(e["run_id"], e["node_id"], e["step_id"], e["graph_id"]) for e in entries} == {
         (context.run_id, "worker", "first", "g")
     }
-    began, call, fetched, ended = entries
+    began, call, fetched, guessed, ended = entries
     assert (call["name"], call["cost_usd"], call["tokens"], call["error"]) == ("ask", 0.25, 7, None)
     assert (fetched["name"], fetched["parent_id"]) == ("fetch", began["call_id"])
+    assert (fetched["cost_usd"], guessed["cost_usd"]) == (0, None), "an unknown cost is not zero"
     assert began["call_id"] == ended["call_id"]
     assert (began["duration_ms"], type(ended["duration_ms"])) == (None, float)
     assert [e["seq"] for e in entries] == sorted(e["seq"] for e in entries)
     assert datetime.fromisoformat(began["ts"]).utcoffset() == timedelta(0)
     assert "secret" not in text
-    assert (history.written, history.lost, history.failures) == (6, 0, 0)
+    assert (history.written, history.lost, history.failures) == (7, 0, 0)
 
 
 @pytest.mark.requirement("P-O3")

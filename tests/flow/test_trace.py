@@ -21,6 +21,7 @@ from penstock import (
     ExecutionTrace,
     FunctionNode,
     Graph,
+    InvalidValue,
     Reported,
     RunSettings,
     StepTrace,
@@ -55,6 +56,31 @@ async def traced(graph: Graph, **options: Any) -> tuple[ExecutionTrace, BaseExce
 
 
 # What a step's trace says.
+
+
+async def test_a_trace_says_which_costs_are_unknown() -> None:
+    def ask(ctx: ExecutionContext) -> None:
+        ctx.llm(lambda: "an answer without usage")
+        ctx.llm(lambda: Reported.of("priced", cost_usd=ctx.input))
+
+    graph = Graph("g").add_step(FunctionNode("nothing known", ask), "a", input=0)
+    graph.add_step(FunctionNode("some known", ask), "b", input=0.25, depends_on=["a"])
+    graph.add_step(const("free", 1), "c", depends_on=["b"])
+    trace, _ = await traced(graph)
+    assert [(step.cost_usd, step.unknown_costs) for step in trace.steps] == [(0, 1), (0.25, 1), (0, 0)]
+    assert (trace.total_cost, trace.unknown_costs) == (0.25, 2)
+    lines = trace.explain().splitlines()
+    assert lines[2].endswith(", cost unknown (1 call)")
+    assert lines[3].endswith(", cost at least $0.25, 1 call unknown")
+    assert lines[-1] == "Total: 0 tokens, cost at least $0.25, 2 calls unknown"
+    document = json.loads(json.dumps(trace.to_dict()))
+    assert (document["unknown_costs"], "unknown_costs" in document["steps"][2]) == (2, False)
+    read = ExecutionTrace.from_dict(document)
+    assert (read.unknown_costs, read.explain()) == (2, trace.explain())
+    with pytest.raises(InvalidValue, match=r"trace\.unknown_costs must be a whole number"):
+        ExecutionTrace.from_dict({**document, "unknown_costs": -1})
+    read.add_step(trace.steps[0])
+    assert read.unknown_costs == 3
 
 
 def test_a_step_has_its_ids_input_output_times_and_place_in_the_tree() -> None:

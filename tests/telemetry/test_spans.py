@@ -25,8 +25,10 @@ from penstock import (
     Halted,
     InvalidValue,
     ModelCallTrace,
+    Reported,
     RunSettings,
     ToolCall,
+    contain,
     tool,
 )
 from penstock.agents import ScriptedModel
@@ -319,6 +321,19 @@ def test_a_tracer_that_raises_is_counted_and_the_rest_is_written(exported: Expor
     assert export.failures >= 1
     assert isinstance(export.last_error, ValueError)
     assert {"execute_tool good", "execute_tool better", "invoke_workflow main"} <= exported.tree().keys()
+
+
+def test_the_cost_of_a_run_is_left_out_while_nothing_of_it_is_known(exported: Exported) -> None:
+    for known in (False, True):
+        run = contain(name=f"known {known}")
+        export = export_to_otel(run, exported.provider)
+        run.llm(lambda: "an answer without usage")
+        if known:
+            run.llm(lambda: Reported.of("priced", cost_usd=0.25))
+        finish(run, export)
+    totals = [about(span) for span in exported.spans if "penstock.termination_reason" in about(span)]
+    assert [total.get("penstock.cost.total_usd") for total in totals] == [None, 0.25]
+    assert [total["penstock.cost.unknown_calls"] for total in totals] == [1, 1]
 
 
 def test_without_a_provider_the_programs_own_is_used_which_may_be_none() -> None:

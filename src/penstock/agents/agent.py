@@ -22,6 +22,7 @@ from penstock.agents.tool_calling import MAX_FORMAT_RETRIES, ToolCallingLoop
 from penstock.agents.tools import MAX_PARALLEL_TOOLS, TOOL_NAME, Tool, ToolChain
 from penstock.containment.limits import Budget, ResourceUsage
 from penstock.errors import CancelledError, InvalidValue
+from penstock.money import known_usd, to_nanos
 from penstock.runtime.billing.prices import default_prices
 from penstock.runtime.context import ExecutionContext
 from penstock.stops import TerminationReason
@@ -69,9 +70,10 @@ class AgentResult:
         return self.context.usage
 
     @property
-    def cost_usd(self) -> float:
-        """Total cost, nested calls included."""
-        return self.context.stats.total_cost
+    def cost_usd(self) -> float | None:
+        """Total cost, nested calls included: a lower bound if some costs are unknown, None if all of it is."""
+        stats = self.context.stats
+        return known_usd(to_nanos(stats.total_cost), stats.unknown_costs)
 
     def __repr__(self) -> str:
         return f"<AgentResult {self.termination_reason}: {self.text[:60]!r}>"

@@ -208,7 +208,12 @@ def hold(
 ) -> Hold | Stop:
     """Take the worst case of one call from the account and every ancestor, or say what refuses; see `take`."""
     held = object.__new__(Hold)  # `take` fills it in
-    return take(held, account, cost, tokens, api_calls, now_ns, retry_drawn) or held
+    try:
+        return take(held, account, cost, tokens, api_calls, now_ns, retry_drawn) or held
+    except BaseException:
+        if held.state == "held":  # from a signal handler: no caller gets this hold
+            withdraw(held)
+        raise
 
 
 def take(

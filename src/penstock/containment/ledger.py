@@ -462,8 +462,14 @@ class MemoryLedgerStore:
                 raise held_not_charged(key)
             if key in self._leases:
                 raise waits_already(key)
-            accounts.charge(target, actual.cost_nanos, actual.tokens_in, actual.tokens_out, actual.api_calls)
-            self._charges[key] = target, actual
+            charged, figures = Taken(), (actual.cost_nanos, actual.tokens_in, actual.tokens_out, actual.api_calls)
+            try:
+                accounts.charge(target, *figures, charged=charged)
+                self._charges[key] = target, actual
+            except BaseException:
+                if charged.state == "settled":  # from a signal handler: it must not be charged again under that key
+                    self._charges[key] = target, actual
+                raise
             woken = self._advance(target)
         self._wakeups.wake(woken)
 

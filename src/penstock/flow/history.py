@@ -223,7 +223,7 @@ def _ended(event: CallEnded, place: _Place) -> dict[str, Any]:
         event.node_id,
         name=_cut(event.name),
         duration_ms=event.duration_ms,
-        cost_usd=event.cost,
+        cost_usd=None if event.cost_unknown else event.cost,
         tokens=event.input_tokens + event.output_tokens,
         error=None if event.status == "success" else _cut(_why(event)),
     )

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from penstock import checks
 from penstock.clock import utc_from_ns
 from penstock.errors import CancelledError, InvalidValue
-from penstock.money import format_usd, to_nanos, to_usd
+from penstock.money import format_cost, format_usd, to_nanos, to_usd
 from penstock.runtime.context import ExecutionContext
 from penstock.runtime.run import Run
 from penstock.runtime.settlement import error_text
@@ -56,6 +56,8 @@ class StepTrace:
     """The step of the outer graph, if this one stands in a nested graph."""
     depth: int = 0
     """How many graphs it is inside of, the outermost apart."""
+    unknown_costs: int = 0
+    """Number of calls inside it whose cost is unknown, and not in `cost_usd`."""
 
     def __post_init__(self) -> None:
         for name in ("step_id", "node_id", "node_type", "status", "call_id"):
@@ -72,6 +74,7 @@ class StepTrace:
         to_nanos(self.cost_usd, "cost_usd")
         checks.integer("attempt", self.attempt)
         checks.integer("depth", self.depth, maximum=MAX_DEPTH)
+        checks.integer("unknown_costs", self.unknown_costs)
 
     def to_dict(self) -> dict[str, Any]:
         """The step as JSON data."""
@@ -93,6 +96,7 @@ class StepTrace:
             "parent_step": self.parent_step,
             "depth": self.depth,
             "metadata": jsonable(self.metadata),
+            **_unknown(self.unknown_costs),
         }
 
     @classmethod
@@ -131,9 +135,10 @@ class _Measured:
     _inside = 0
     _context: ExecutionContext | None = None
     """The context of the graph that runs now."""
-    _before = (0, 0)
+    _before = (0, 0, 0)
     _tokens = 0
     _nanos = 0
+    _unknown = 0
 
     @property
     def steps(self) -> list[StepTrace]:
@@ -182,12 +187,24 @@ class _Measured:
         if nanos or self._nanos or self._context is not None:
             self._nanos += nanos - self._figures()[1]
 
-    def _figures(self) -> tuple[int, int]:
-        """Tokens and nano-dollars so far."""
+    @property
+    def unknown_costs(self) -> int:
+        """Number of calls whose cost is unknown: with some, `total_cost` is a lower bound."""
+        return self._figures()[2]
+
+    @unknown_costs.setter
+    def unknown_costs(self, count: int) -> None:
+        checks.integer("unknown_costs", count)
+        if count or self._unknown or self._context is not None:
+            self._unknown += count - self._figures()[2]
+
+    def _figures(self) -> tuple[int, int, int]:
+        """Tokens, nano-dollars and calls of unknown cost so far."""
         if self._context is None:
-            return self._tokens, self._nanos
-        tokens, nanos = _used(self._context)
-        return self._tokens + tokens - self._before[0], self._nanos + nanos - self._before[1]
+            return self._tokens, self._nanos, self._unknown
+        tokens, nanos, unknown = _used(self._context)
+        before = self._before
+        return self._tokens + tokens - before[0], self._nanos + nanos - before[1], self._unknown + unknown - before[2]
 
 
 @dataclass(repr=False)
@@ -233,6 +250,7 @@ class ExecutionTrace(_Measured):
         self._steps.append(step)
         self._tokens += step.tokens_used
         self._nanos += to_nanos(step.cost_usd)
+        self._unknown += step.unknown_costs
 
     def during(self, context: ExecutionContext) -> AbstractContextManager[None]:
         """The status of the outermost graph is that of the trace; what its context uses meanwhile is the total."""
@@ -252,9 +270,9 @@ class ExecutionTrace(_Measured):
             lines.append(f"{indent}{step.step_id} ({step.node_type}): {_what(step)}")
             if step.error:
                 lines.append(f"{indent}  Error: {step.error}")
-        tokens, cost = self.total_tokens, self.total_cost
-        if tokens or cost:
-            lines.append(f"Total: {tokens} tokens, {format_usd(to_nanos(cost))}")
+        tokens, nanos, unknown = self._figures()
+        if tokens or nanos or unknown:
+            lines.append(f"Total: {tokens} tokens, {_cost(nanos, unknown)}")
         if self.error and not any(step.error for step in steps):
             lines.append(f"Error: {self.error}")
         return "\n".join(lines)
@@ -270,12 +288,18 @@ class ExecutionTrace(_Measured):
             "total_tokens": self.total_tokens,
             "total_cost": self.total_cost,
             "error": self.error,
+            **_unknown(self.unknown_costs),
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ExecutionTrace:
         """The trace that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
-        return _read(cls, document, "trace", _TRACE_FIELDS, _TRACE_REQUIRED)
+        given: object = document
+        fields_given = given if not isinstance(given, Mapping) else {**given}
+        unknown_costs = fields_given.pop("unknown_costs", 0) if isinstance(fields_given, dict) else 0
+        trace = _read(cls, fields_given, "trace", _TRACE_FIELDS, _TRACE_REQUIRED)
+        trace.unknown_costs = _value("trace.unknown_costs", unknown_costs, *_COUNT)
+        return trace
 
     def __repr__(self) -> str:
         return f"<ExecutionTrace of {self.graph_id!r}: {self.status}, {len(self.steps)} step(s)>"
@@ -311,14 +335,24 @@ class _During:
         finally:
             trace._inside -= 1
             if trace._inside == 0:
-                trace._tokens, trace._nanos, trace._context = *trace._figures(), None
+                trace._tokens, trace._nanos, trace._unknown, trace._context = *trace._figures(), None
 
 
-def _used(context: ExecutionContext) -> tuple[int, int]:
-    """Tokens and nano-dollars of a context so far; exact also where the run no longer keeps every call."""
-    account = context._account
-    with context._run.lock:  # both of one instant
-        return account.tokens_in + account.tokens_out, account.committed - account.held - account.unresolved
+def _used(context: ExecutionContext) -> tuple[int, int, int]:
+    """Tokens, nano-dollars and calls of unknown cost so far; exact also where the run no longer keeps every call."""
+    account, run = context._account, context._run
+    with run.lock:  # all of one instant
+        spent = account.committed - account.held - account.unresolved
+        return account.tokens_in + account.tokens_out, spent, run.unknown_costs
+
+
+def _unknown(calls: int) -> dict[str, int]:
+    """What a document says of calls of unknown cost: nothing if there are none."""
+    return {"unknown_costs": calls} if calls else {}
+
+
+def _cost(nanos: int, unknown: int) -> str:
+    return f"cost {format_cost(nanos, unknown)}" if unknown else format_usd(nanos)
 
 
 def _status_for(error: BaseException) -> TraceStatus:
@@ -339,12 +373,12 @@ def _steps_of(section: _Section, sections: list[_Section]) -> Iterator[tuple[int
 def _step(
     section: _Section,
     record: CallRecord,
-    usage: Mapping[int, tuple[int, int]],
+    usage: Mapping[int, tuple[int, int, int]],
     numbers: Mapping[int, CallRecord],
 ) -> StepTrace:
     about = dict(record.metadata or {})
     run, name = section.run, record.name
-    tokens, cost = usage.get(record.number, (0, 0))
+    tokens, cost, unknown = usage.get(record.number, (0, 0, 0))
     outer, depth = _outer_step(record, numbers)
     succeeded = record.status == "success"
     if record.abandoned:
@@ -367,6 +401,7 @@ def _step(
         call_id=record.node_id,
         parent_step=outer,
         depth=depth,
+        unknown_costs=unknown,
     )
 
 
@@ -381,22 +416,23 @@ def _outer_step(record: CallRecord, numbers: Mapping[int, CallRecord]) -> tuple[
     return outer, depth
 
 
-def _usage_below(run: Run) -> dict[int, tuple[int, int]]:
-    """Tokens and cost of each call, everything below it included."""
+def _usage_below(run: Run) -> dict[int, tuple[int, int, int]]:
+    """Tokens, cost and number of calls of unknown cost of each call, everything below it included."""
     _, calls = run.graph.calls()
     folded = list(run.graph.folded.items())
-    usage = {number: (one.tokens_in + one.tokens_out, one.cost) for number, one in folded}
+    usage = {number: (one.tokens_in + one.tokens_out, one.cost, 0) for number, one in folded}
     # A call has a higher number than the one that made it: from the last to the first, what is below is done before.
     for call in reversed(calls):
-        tokens, cost = usage.get(call.number, (0, 0))
+        tokens, cost, unknown = usage.get(call.number, (0, 0, 0))
         late = call.settled
         tokens += (getattr(call, "tokens_in", 0) or 0) + (getattr(call, "tokens_out", 0) or 0)
         cost += getattr(call, "cost", 0) + (late.cost if late else 0)
         tokens += late.tokens_in + late.tokens_out if late else 0
-        usage[call.number] = tokens, cost
+        unknown += call.is_unpaid_at(call.end_seq if late is None else late.seq)
+        usage[call.number] = tokens, cost, unknown
         if call.parent is not None:
-            above = usage.get(call.parent.number, (0, 0))
-            usage[call.parent.number] = above[0] + tokens, above[1] + cost
+            above = usage.get(call.parent.number, (0, 0, 0))
+            usage[call.parent.number] = above[0] + tokens, above[1] + cost, above[2] + unknown
     return usage
 
 
@@ -416,8 +452,8 @@ def _what(step: StepTrace) -> str:
         parts.append(f"fallback {step.metadata['fallback']}")
     if step.tokens_used:
         parts.append(f"{step.tokens_used} tokens")
-    if step.cost_usd:
-        parts.append(format_usd(to_nanos(step.cost_usd)))
+    if step.cost_usd or step.unknown_costs:
+        parts.append(_cost(to_nanos(step.cost_usd), step.unknown_costs))
     return ", ".join(parts)
 
 
@@ -508,6 +544,7 @@ _STEP_FIELDS: Mapping[str, _Field] = {
     "parent_step": _MAYBE_TEXT,
     "depth": _COUNT,
     "metadata": ("an object", _object),
+    "unknown_costs": _COUNT,
 }
 _TRACE_FIELDS: Mapping[str, _Field] = {
     "graph_id": _TEXT,

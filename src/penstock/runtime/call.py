@@ -16,7 +16,7 @@ from penstock.errors import CancelledError, Halted, LedgerError
 from penstock.money import Usd, to_usd
 from penstock.runtime.billing.usage import Usage
 from penstock.runtime.cancellation import CancellationToken
-from penstock.runtime.durable.shared import note_late_bill, note_unknown
+from penstock.runtime.durable.shared import key_of, note_late_bill, note_unknown
 from penstock.runtime.handle import Handle
 from penstock.runtime.locking import all_or_nothing
 from penstock.runtime.metering import measure
@@ -186,6 +186,7 @@ class Call(Taken):
         now_ns = run.now()
         paid: Taken | None = None
         unknown_costs, was_unknown = 0, False
+        is_open = run.shared is not None and run.shared.is_open(key_of(run.shared, self))
 
         def change() -> None:
             nonlocal paid, unknown_costs, was_unknown
@@ -205,11 +206,13 @@ class Call(Taken):
             if run.queues:
                 run.room.changed(now_ns)
 
-        all_or_nothing(run.lock, change)
-        if run.shared is not None:
-            if was_unknown:
-                note_unknown(run.shared, self)
-            note_late_bill(run.shared, self, cost, *tokens)
+        def report() -> None:
+            if run.shared is not None and paid is not None:
+                if was_unknown:
+                    note_unknown(run.shared, self)
+                note_late_bill(run.shared, self, cost, *tokens, is_open)
+
+        all_or_nothing(run.lock, change, report)
 
     def release(self) -> None:
         """Release the hold of a call with an unresolved bill, which cost nothing; LedgerError if it has none."""
@@ -220,6 +223,7 @@ class Call(Taken):
         run = self.context._run
         now_ns = run.now()
         was_open = False
+        is_open = run.shared is not None and run.shared.is_open(key_of(run.shared, self))
 
         def change() -> None:
             nonlocal was_open
@@ -233,9 +237,11 @@ class Call(Taken):
             if run.queues:
                 run.room.changed(now_ns)
 
-        all_or_nothing(run.lock, change)
-        if run.shared is not None:
-            note_late_bill(run.shared, self, 0, 0, 0)
+        def report() -> None:
+            if run.shared is not None and was_open:
+                note_late_bill(run.shared, self, 0, 0, 0, is_open)
+
+        all_or_nothing(run.lock, change, report)
 
     def result(self) -> Any:
         """Return the value; raise the error or the stop if the call has none."""

@@ -32,15 +32,18 @@ def unlock(lock: threading.RLock) -> None:
         lock.release()
 
 
-def all_or_nothing(lock: threading.RLock, change: Callable[[], None]) -> None:
+def all_or_nothing(lock: threading.RLock, change: Callable[[], None], report: Callable[[], None] | None = None) -> None:
     """Call `change` with the lock; if a signal handler raises in the middle, call it again before the error passes.
 
     So `change` passes over what it has done before. A LedgerError is its refusal: it has not changed anything then.
+    `report` follows without the lock, interrupted or not. It may be called twice, and also if nothing was changed.
     """
     try:
         lock.acquire()
         change()
         lock.release()
+        if report is not None:
+            report()
     except LedgerError:
         unlock(lock)
         raise
@@ -50,4 +53,6 @@ def all_or_nothing(lock: threading.RLock, change: Callable[[], None]) -> None:
                 change()
         finally:
             unlock(lock)
+        if report is not None:
+            report()
         raise

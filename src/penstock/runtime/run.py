@@ -463,10 +463,11 @@ class Run:
                 self.graph.end(call, now_ns, status, cost, tokens_in, tokens_out, event.stop_reason, error)
             call.owner = None
 
-        all_or_nothing(self.lock, change)
-        assert call is not None
-        if self.shared is not None:
-            note_charge(self.shared, call, cost, tokens_in, tokens_out, self.worst_case[event.call_kind].api_calls)
+        def report() -> None:
+            if self.shared is not None and call is not None:
+                note_charge(self.shared, call, cost, tokens_in, tokens_out, api_calls)
+
+        all_or_nothing(self.lock, change, report)
 
     def record_stop(self, stop: Stop, decision: Decision, source: Source, call: CallRecord | None, hook: str) -> None:
         """Record a stop, as a safety event and in the log.

@@ -70,7 +70,7 @@ def succeed(call: Call, value: Any) -> None:
         cost, tokens_in, tokens_out, known = _bill(call, _usage_of(call, value), cost)
         if type(value) is Reported:
             value = value.value
-        if record.kind == "llm":
+        if record.kind == "llm" and type(value) not in WITHOUT_USAGE:
             finish_reason = _truncation_reason(value)
     elif not call.hinted and record.kind == "llm":
         known = False

@@ -26,6 +26,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TracerProvider
 
+from penstock.money import known_usd, to_nanos
 from penstock.runtime.context import ExecutionContext
 from penstock.telemetry.payloads import payload_attributes
 from penstock.tracing.events import (
@@ -351,12 +352,13 @@ class SpanWriter:
         """Return what the run used, in total and of its limits."""
         stats = self._graph.stats(self._context._source)
         totals: Attributes = {
-            "penstock.cost.total_usd": stats.total_cost,
             "penstock.tokens.input": stats.total_input_tokens,
             "penstock.tokens.output": stats.total_output_tokens,
             "penstock.model_calls": stats.model_call_count,
             "penstock.tool_calls": stats.tool_call_count,
         }
+        if (cost := known_usd(to_nanos(stats.total_cost), stats.unknown_costs)) is not None:
+            totals["penstock.cost.total_usd"] = cost
         if stats.unknown_costs:  # the total is then a lower bound
             totals["penstock.cost.unknown_calls"] = stats.unknown_costs
         account = self._context._account

@@ -129,10 +129,8 @@ class DivergenceDetector:
         recent, counts = self._recent, self._counts
         if len(recent) == self._window:
             oldest = recent.popleft()
-            if counts[oldest] == 1:
-                del counts[oldest]
-            else:
-                counts[oldest] -= 1
+            if left := counts.pop(oldest) - 1:  # most keys are there once, and are hashed each time
+                counts[oldest] = left
         recent.append(key)
         counts[key] = count = counts.get(key, 0) + 1
         return count >= self._repeats and self._is_news(key)

@@ -8,13 +8,14 @@ from threading import Event, Thread
 
 import pytest
 
-from penstock import ExecutionContext
+from penstock import ExecutionContext, Reported
 from penstock.cli.render.call_tree import (
     MAX_BELOW,
     MAX_DEPTH,
     Calls,
     Row,
     ShownCall,
+    describe_call,
     fitting,
     frame,
     meters,
@@ -42,6 +43,27 @@ def test_calls_stand_below_the_call_that_made_them_with_cost_and_status() -> Non
     (think,) = child.below
     assert (root.name, child.name, think.path) == ("run", "agent", "agent/think")
     assert (think.status, think.result, root.total_usd) == ("success", "$0.2500", 0.25)
+
+
+def test_calls_of_unknown_cost_are_unknown_in_their_line_and_in_every_sum_above() -> None:
+    with contain(name="run") as run, run.spawn_child("agent") as agent:
+        agent.llm(lambda: "an answer without usage", name="ask")
+        with agent.spawn_child("priced") as priced:
+            priced.llm(lambda: Reported.of("text", cost_usd=0.25), name="ask")
+            priced.llm(lambda: "an answer without usage", name="guess")
+    calls, log, described = Calls(), run.history(), []
+    for event in [run_event(trace, log[0].at_ms) for trace in log if isinstance(trace, Shown)]:
+        if (ended := calls.add(event)) is not None:
+            described.append(describe_call(event.data, ended))
+    assert described[:4] == [
+        "✓ llm agent/ask · cost unknown",
+        "✓ llm agent/priced/ask · $0.25",
+        "✓ llm agent/priced/guess · cost unknown",
+        "✓ step agent/priced · at least $0.25, 1 call unknown",
+    ]
+    (agent_call,) = calls.root.below
+    assert [call.result for call in agent_call.below] == ["unknown", "≥ $0.2500"]
+    assert (calls.root.unknown_costs, calls.root.short_cost) == (2, "≥ $0.2500")
 
 
 def test_what_is_planned_is_no_longer_once_it_has_begun() -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.render.events import RunEvent, lead
 from penstock.cli.render.screen import Line, printable
-from penstock.cli.render.text import counted, dollars, tokens
+from penstock.cli.render.text import counted, tokens
 from penstock.containment.limits import UNLIMITED
-from penstock.money import format_usd, to_nanos
+from penstock.money import format_cost, format_usd, to_nanos
 
 if TYPE_CHECKING:
     from penstock.containment.accounts import Balance
@@ -49,7 +49,8 @@ class ShownCall:
     attempt: str = ""
     """Attempt of the step, if not the first, or the fallback or skip that replaced its result."""
     status: str = "running"
-    cost_usd: float = 0.0
+    cost_usd: float | None = 0.0
+    """None if it was billed at an unknown cost."""
     why: str = ""
     """Why it failed or was stopped, in a few words."""
     refused: bool | None = None
@@ -58,14 +59,29 @@ class ShownCall:
     left_out: int = 0
     """Number of child calls that are counted and not kept."""
     left_out_usd: float = 0.0
+    left_out_unknown: int = 0
+    """Number of those whose cost is unknown."""
     depth: int = 0
     counted_in: ShownCall | None = None
     """The call that counts this one, if this one is too deep to be kept."""
 
     @property
     def total_usd(self) -> float:
-        """Its cost and that of everything below it."""
-        return self.cost_usd + self.left_out_usd + sum(call.total_usd for call in self.below)
+        """Its cost and that of everything below it, as far as it is known."""
+        return (self.cost_usd or 0) + self.left_out_usd + sum(call.total_usd for call in self.below)
+
+    @property
+    def unknown_costs(self) -> int:
+        """Number of calls of unknown cost, itself and everything below it."""
+        return (self.cost_usd is None) + self.left_out_unknown + sum(call.unknown_costs for call in self.below)
+
+    @property
+    def short_cost(self) -> str:
+        """The cost of it and everything below it in a few characters; empty if there is none."""
+        known = f"${self.total_usd:.4f}" if self.total_usd else ""
+        if not self.unknown_costs:
+            return known
+        return f"≥ {known}" if known else "unknown"
 
     @property
     def models(self) -> str:
@@ -89,7 +105,7 @@ class ShownCall:
     @property
     def result(self) -> str:
         """The result in a word: the cost, or that the call did not run or did not finish."""
-        return self.halt or (f"${self.total_usd:.4f}" if self.total_usd else "")
+        return self.halt or self.short_cost
 
 
 class Calls:
@@ -136,12 +152,13 @@ class Calls:
             return None
         if "error" in data:
             call.refused = data["status"] == "halt" and data["error"] is None and not data["abandoned"]
-        call.cost_usd, call.status = float(data["cost_usd"] or 0), data["status"]
+        call.cost_usd, call.status = _cost(data), data["status"]
         call.model = data.get("model")
         call.why = _why(data)
         if call.counted_in is not None:
             call.counted_in.left_out += 1
-            call.counted_in.left_out_usd += call.cost_usd
+            call.counted_in.left_out_usd += call.cost_usd or 0
+            call.counted_in.left_out_unknown += call.cost_usd is None
         for below in call.below if call is not self.root else ():
             _fold(below)
         return call
@@ -156,6 +173,7 @@ def _with_room(parent: ShownCall) -> list[ShownCall]:
         return parent.below
     parent.left_out += 1
     parent.left_out_usd += oldest.total_usd
+    parent.left_out_unknown += oldest.unknown_costs
     return [call for call in parent.below if call is not oldest]
 
 
@@ -164,8 +182,14 @@ def _fold(call: ShownCall) -> None:
     if call.below:
         below = call.below
         call.left_out_usd += sum(child.total_usd for child in below)
+        call.left_out_unknown += sum(child.unknown_costs for child in below)
         call.left_out += len(below)
         call.below = []
+
+
+def _cost(data: Mapping[str, Any]) -> float | None:
+    cost = data["cost_usd"]
+    return None if cost is None else float(cost)
 
 
 def _why(data: Mapping[str, Any]) -> str:
@@ -178,9 +202,12 @@ def describe_call(data: Mapping[str, Any], call: ShownCall | None) -> str:
     kind = KINDS.get(data["kind"], data["kind"])
     if call is None:  # its start is not known
         call = ShownCall(data["name"], data["kind"], model=data.get("model"), status=data["status"], why=_why(data))
-        call.cost_usd = float(data["cost_usd"] or 0)
-    used = tokens(data)
-    money = "cost unknown" if data["cost_usd"] is None else dollars(call.total_usd) if call.total_usd or used else ""
+        call.cost_usd = _cost(data)
+    used, nanos, unknown = tokens(data), to_nanos(call.total_usd), call.unknown_costs
+    if call.cost_usd is None and unknown == 1 and not nanos:
+        money = "cost unknown"
+    else:
+        money = format_cost(nanos, unknown) if nanos or unknown or used else ""
     parts = (
         f"{MARKS[data['status']]} {kind} {call.path or call.name}",
         call.halt,
@@ -314,12 +341,11 @@ def tree(root: ShownCall, width: int, depth: int = 0) -> Iterator[Row]:
 def _row(call: ShownCall, width: int, depth: int, name_room: int) -> Line:
     name = printable(call.name)
     name = name if len(name) <= name_room else f"{name[: name_room - 1]}…"
-    cost = f"${call.total_usd:.4f}" if call.total_usd else ""
     line: Line = [
         ("  " * depth, ""),
         mark(call.status),
         (f"{name:<{name_room}} ", "dim" if call.status == "halt" else ""),
-        (f"{cost:>8}  ", ""),
+        (f"{call.short_cost:>8}  ", ""),
         (f"{printable(call.attempt)}  " if call.attempt else "", "yellow"),
         (f"{printable(call.models)}  " if call.models else "", "dim"),
     ]

@@ -74,7 +74,7 @@ def run_event(trace: Shown, started_ms: int) -> RunEvent:
         return RunEvent(trace.seq, "call.started", call | {"attempt": attempt_of(trace.metadata)}, at_s)
     ended = {
         "status": trace.status,
-        "cost_usd": trace.cost,
+        "cost_usd": None if trace.cost_unknown else trace.cost,
         "tokens_in": trace.input_tokens,
         "tokens_out": trace.output_tokens,
         "stop_reason": trace.stop_reason,

@@ -381,8 +381,8 @@ def _are_counts(inputs: object, outputs: object, cached: object, written: object
         type(inputs) is type(outputs) is type(cached) is type(written) is int
         and 0 <= inputs <= MAX_TOKENS
         and 0 <= outputs <= MAX_TOKENS
-        and 0 <= cached <= MAX_TOKENS
-        and 0 <= written <= MAX_TOKENS
+        and (not cached or 0 < cached <= MAX_TOKENS)
+        and (not written or 0 < written <= MAX_TOKENS)
     )
 
 

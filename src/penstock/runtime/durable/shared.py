@@ -562,9 +562,15 @@ class SharedBudget:
         """Queue the final act of what was taken under that key; no effect if nothing is taken or its end is queued."""
         with self._lock:
             if key in self._open:
-                self._open.discard(key)
+                act = Act(key, do)
+                try:
+                    self._waiting.append(act)
+                    self._open.discard(key)
+                except BaseException:  # from a signal handler: an act is queued once, and none is lost
+                    if self._waiting and self._waiting[-1] is act:
+                        self._open.discard(key)
+                    raise
                 self._costs.pop(key, None)
-                self._waiting.append(Act(key, do))
                 self._asking.discard(key)
 
     def _later(self, key: str, do: Do) -> None:
@@ -748,11 +754,16 @@ def note_unknown(shared: SharedBudget, call: HeldCall) -> None:
     note(key_of(shared, call))
 
 
-def note_late_bill(shared: SharedBudget, call: HeldCall, cost: int, tokens_in: int, tokens_out: int) -> None:
-    """Queue for the store the cost of a call whose record had already ended."""
+def note_late_bill(
+    shared: SharedBudget, call: HeldCall, cost: int, tokens_in: int, tokens_out: int, is_open: bool | None = None
+) -> None:
+    """Queue for the store the cost of a call whose record had already ended.
+
+    `is_open` says whether the call holds something at the store, for a caller that may call this twice.
+    """
     key = key_of(shared, call)
     actual = Amounts(cost, tokens_in, tokens_out)
-    if shared.is_open(key):
+    if shared.is_open(key) if is_open is None else is_open:
         if call.state == "released":
             shared.released(key)
         else:
