@@ -1,4 +1,4 @@
-"""Every HTTP library over TLS, as all providers are reached: limits, and stops that reach an encrypted connection."""
+"""Every HTTP library over TLS and through a proxy, as providers are reached: limits, and stops of a socket."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MANY_WORDS = "hello " * 30
 class Relay:
     """A server that speaks TLS in front of another one."""
 
-    def __init__(self, server: FakeProviderServer, context: ssl.SSLContext) -> None:
+    def __init__(self, server: FakeProviderServer, context: ssl.SSLContext | None) -> None:
         self.url = ""
         self.connections: set[asyncio.Task[Any] | None] = set()
         """The connections of clients that are open."""
@@ -77,7 +77,7 @@ class Relay:
 
     async def _serve(self) -> None:
         async with await asyncio.start_server(self._relay, "127.0.0.1", 0, ssl=self._context) as listening:
-            self.url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+            self.url = f"http{'s' if self._context else ''}://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             self._ready.set()
             await self._stop.wait()
             listening.close()
@@ -88,7 +88,7 @@ class Relay:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections.add(task := asyncio.current_task())
-        upstream_reader, upstream = await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
+        upstream_reader, upstream = await self._connect(reader, writer)
         ways = [asyncio.create_task(_pump(reader, upstream)), asyncio.create_task(_pump(upstream_reader, writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -96,6 +96,29 @@ class Relay:
             for end in (upstream, writer):  # whichever side hung up, the other learns of it
                 end.transport.abort()
             self.connections.discard(task)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        return await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
+
+
+class Proxy(Relay):
+    """An HTTP proxy: it opens tunnels for requests over TLS, and passes others on."""
+
+    def __init__(self, server: FakeProviderServer) -> None:
+        super().__init__(server, None)
+        self.methods: list[str] = []
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        head = await reader.readuntil(b"\r\n\r\n")
+        method, target, _ = head.split(b" ", 2)
+        self.methods.append(method.decode())
+        address = urlsplit(f"//{target.decode()}" if method == b"CONNECT" else target.decode())
+        upstream_reader, upstream = await asyncio.open_connection(address.hostname, address.port)
+        if method == b"CONNECT":
+            writer.write(b"HTTP/1.1 200 connected\r\n\r\n")
+        else:
+            upstream.write(head.replace(target, address.path.encode(), 1))
+        return upstream_reader, upstream
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +170,7 @@ def tls_over_botocore(url: str, body: Any) -> bytes:
     _, _, model, operation = address.path.split("/")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
-        client = bedrock_client(f"https://{address.netloc}", verify=False)
+        client = bedrock_client(f"{address.scheme}://{address.netloc}", verify=False)
         try:
             return read_bedrock(client, operation, model, body)
         finally:
@@ -229,3 +252,74 @@ def test_a_stop_frees_a_caller_and_breaks_its_connection_over_tls(
     server.wait_until(lambda: not worker.busy_workers())
     assert run.balance.unresolved_nanos + run.balance.spent_nanos >= server.invoice.total_nanos
     assert run.balance.held_nanos == 0
+
+
+# Through a proxy, which most libraries are told of by the environment.
+
+
+def proxied_urllib3(url: str, body: Any, proxy: str) -> bytes:
+    with (
+        urllib3.ProxyManager(proxy, retries=False, cert_reqs="CERT_NONE") as pool,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+        return pool.request("POST", url, body=encoded(body), headers=JSON).data
+
+
+def proxied_http_client(url: str, body: Any, proxy: str) -> bytes:
+    address = urlsplit(url)
+    if address.scheme == "https":
+        connection = http.client.HTTPSConnection(urlsplit(proxy).netloc, context=UNVERIFIED)
+        connection.set_tunnel(address.hostname or "", address.port)
+        target = address.path
+    else:
+        connection, target = http.client.HTTPConnection(urlsplit(proxy).netloc), url  # type: ignore[assignment]
+    try:
+        connection.request("POST", target, encoded(body), JSON)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+async def proxied_aiohttp(url: str, body: Any, proxy: str) -> bytes:
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, ssl=False, proxy=proxy) as response:
+        return await response.read()
+
+
+BY_ENVIRONMENT: list[Send] = [
+    over_httpx2,
+    over_httpx,
+    tls_over_requests,
+    tls_over_urllib,
+    tls_over_botocore,
+    over_httpx2_async,
+    over_httpx_async,
+]
+BY_ARGUMENT = [proxied_urllib3, proxied_http_client, proxied_aiohttp]
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("send", [*BY_ENVIRONMENT, *BY_ARGUMENT])
+def test_requests_through_a_proxy_stay_under_the_ceiling(
+    send: Callable[..., Any], is_encrypted: bool, certified: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        FakeProviderServer.flat(CALL_USD) as server,
+        Relay(server, certified if is_encrypted else None).running() as relay,
+        Proxy(server).running() as proxy,
+    ):
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        through = partial(send, proxy=proxy.url) if send in BY_ARGUMENT else send
+        with limits(server, max_cost_usd=CEILING_USD) as run:
+            found = [outcome(request_over(through, relay)) for _ in range(4)]
+        assert all(isinstance(answer, bytes) for answer in found[:2]), found
+        assert all(isinstance(refused, BudgetExceededError) for refused in found[2:]), found
+        assert set(proxy.methods) == {
+            "CONNECT" if is_encrypted else "POST"
+        }  # some open a tunnel before they are refused
+        assert server.invoice.total_usd == run.balance.spent_usd == CEILING_USD
+        assert run.balance.attempts == len(server.requests) == 2
+        assert (run.balance.held_nanos, run.uncontained_requests) == (0, 0)
