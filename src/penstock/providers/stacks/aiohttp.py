@@ -53,7 +53,8 @@ _is_seen: ContextVar[bool] = ContextVar("penstock_aiohttp_seen", default=False)
 
 async def innermost(request: Any, handler: Handler) -> Any:
     """Send the request, as a contained call if it is a model request: the middleware next to the connection."""
-    check_upgrade(request.method, *_address(request), request.headers)
+    if request.method == "GET":
+        check_upgrade("GET", *_address(request), request.headers)
     before = _is_seen.set(True)
     try:
         return await _contained(request, handler)
