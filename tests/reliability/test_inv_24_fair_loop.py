@@ -138,6 +138,33 @@ FLOODS = (
 )
 
 
+def idle_connections(address: Address, addresses: int) -> ExitStack:
+    """As many connections as the server takes, from that many addresses, and nothing sent."""
+    opened = ExitStack()
+    for number in range(IDLE):
+        opened.enter_context(connected(address, f"127.0.1.{1 + number % addresses}"))
+    return opened
+
+
+def slow_heads(address: Address) -> ExitStack:
+    """Two hundred clients that send the head of a request byte by byte."""
+    opened = ExitStack()
+    clients = [opened.enter_context(connected(address)) for _ in range(200)]
+    over = threading.Event()
+
+    def drip() -> None:
+        while not over.wait(0.05):
+            for client in clients:
+                with suppress(OSError):
+                    client.send(b"G")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    opened.callback(thread.join)
+    opened.callback(over.set)
+    return opened
+
+
 @contextmanager
 def connected(address: Address, source: str = "127.0.0.1") -> Iterator[socket.socket]:
     with closing(socket.create_connection(address, timeout=PATIENCE_S, source_address=(source, 0))) as client:
@@ -160,6 +187,11 @@ def server(tmp_path: Path) -> Iterator[tuple[Address, Program]]:
 
 def bystander(address: Address) -> float:
     """A high percentile of how long ordinary requests take, in seconds."""
+    return statistics.quantiles(times_of_a_bystander(address), n=100)[round(PERCENTILE * 100) - 1]
+
+
+def times_of_a_bystander(address: Address) -> list[float]:
+    """How long each of a number of ordinary requests takes, in seconds."""
     took: list[float] = []
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S, source_address=(BYSTANDER, 0))
@@ -172,7 +204,7 @@ def bystander(address: Address) -> float:
                 answer.read()
                 took.append(time.perf_counter() - began)
                 assert answer.status == 200, answer.status
-    return statistics.quantiles(took, n=100)[round(PERCENTILE * 100) - 1]
+    return took
 
 
 def assert_fair(address: Address, attack: Callable[[], ExitStack | Attack]) -> None:
@@ -203,38 +235,13 @@ def test_a_flood_does_not_starve_others(
 def test_idle_connections_do_not_keep_others_out(server: tuple[Address, Program], addresses: int) -> None:
     """As many as the server takes, and several addresses together have no more than their shares."""
     address, _ = server
-
-    def many() -> ExitStack:
-        opened = ExitStack()
-        for number in range(IDLE):
-            opened.enter_context(connected(address, f"127.0.1.{1 + number % addresses}"))
-        return opened
-
-    assert_fair(address, many)
+    assert_fair(address, lambda: idle_connections(address, addresses))
 
 
 @pytest.mark.timeout(900)
 def test_slow_heads_do_not_starve_others(server: tuple[Address, Program]) -> None:
     address, _ = server
-
-    def slow() -> ExitStack:
-        opened = ExitStack()
-        clients = [opened.enter_context(connected(address)) for _ in range(200)]
-        over = threading.Event()
-
-        def drip() -> None:
-            while not over.wait(0.05):
-                for client in clients:
-                    with suppress(OSError):
-                        client.send(b"G")
-
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        opened.callback(thread.join)
-        opened.callback(over.set)
-        return opened
-
-    assert_fair(address, slow)
+    assert_fair(address, lambda: slow_heads(address))
 
 
 def test_a_refused_client_is_disconnected_after_a_bounded_number_of_bytes(server: tuple[Address, Program]) -> None:

@@ -67,6 +67,8 @@ def _write_tables(shown: Mapping[str, list[str] | None]) -> None:
         (DOCS / "openai-api.md", CLIENTS, ("client", "shown")),
         (DOCS / "gateway.md", comparison.CLIENTS, ("client", "compared", "shown")),
     ):
+        if not clients.keys() & shown.keys():
+            continue
         rows = [head, ("---",) * len(head), *(known.get(name, [f"not driven: {name}"]) for name in clients)]
         write_part(page, "clients", "\n".join(f"| {' | '.join(row)} |" for row in rows))
 

@@ -12,7 +12,11 @@ from penstock.cli.options import Approve, Executors, Models, Prices, Target, Too
 def run(
     target: Target,
     input: Annotated[
-        str | None, typer.Option(metavar="JSON|@FILE|-", help="Input of the run: JSON, @file, or - for standard input.")
+        str | None,
+        typer.Option(
+            metavar="TEXT|JSON|@FILE|-",
+            help="Input of the run: text, JSON, @file.json, or - for JSON from standard input.",
+        ),
     ] = None,
     max_cost: Annotated[str | None, typer.Option(metavar="USD", help="Cost limit in US dollars.")] = None,
     max_steps: Annotated[
@@ -44,7 +48,7 @@ def run(
 
     \b
     Examples:
-      penstock run story.py --input '"a dam in winter"' --max-cost 0.50
+      penstock run story.py --input 'a dam in winter' --max-cost 0.50
       penstock run agent.py:agent --input hello --max-cost 0.10
       penstock run flow.json --executors nodes:registry --input @question.json --timeout 60
       penstock run agent.json --models my_models.py:models --input '"hello"' --max-cost 0.10

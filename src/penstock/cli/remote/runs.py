@@ -475,7 +475,10 @@ def fork(
     at: Annotated[str, typer.Option(metavar="NODE", help="First node to run again; the nodes after it run again too.")],
     input: Annotated[
         str | None,
-        typer.Option(metavar="JSON|@FILE|-", help="New input of the node: JSON, @file, or - for standard input."),
+        typer.Option(
+            metavar="TEXT|JSON|@FILE|-",
+            help="New input of the node: text, JSON, @file.json, or - for JSON from standard input.",
+        ),
     ] = None,
     url: Url = URL,
     token: Token = None,
