@@ -226,6 +226,22 @@ async def test_every_page_meets_wcag_and_fetches_nothing_from_outside(
         assert outside == []
 
 
+async def test_a_filter_that_changes_while_its_page_is_left_does_not_bring_the_page_back(server: Server) -> None:
+    leave = """one => {
+        location.hash = "#/start";  // the page is still the list until the event of this change is handled
+        one.value = "pipeline";
+        one.dispatchEvent(new Event("change", { bubbles: true }));
+    }"""
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        await page.goto(f"{server.url}/#/runs")
+        graph = page.get_by_label("Graph", exact=True)
+        await expect(graph.locator("option[value=pipeline]")).to_have_count(1)
+        await graph.evaluate(leave)
+        await expect(page.get_by_label("Input", exact=True)).to_be_visible()
+        assert page.url.endswith("/#/start")
+
+
 async def test_hostile_text_is_shown_and_never_run(server: Server) -> None:
     attack = "<img src=x onerror=alert(1)><script>alert(2)</script> [x](javascript:alert(3))"
     async with browsing() as browser, tab(browser) as opened:

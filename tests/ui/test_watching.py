@@ -222,10 +222,14 @@ async def test_hostile_names_are_shown_with_what_they_hide_and_never_run(server:
         page.on("dialog", lambda dialog: dialogs.append(dialog.message))
         await sign_in(page, server, ROOT, "approvals")
         await expect(page.get_by_role("heading", name=SHOWN)).to_be_visible()
+        # What a person approves is what it looks like.
+        await expect(page.get_by_label("What it would go on with").filter(has_text=SHOWN)).to_be_visible()
         for view in ("tree", "flame", "timeline", "graph", "events"):
             await page.goto(f"{server.url}/#/runs/{run}?view={view}")
             await expect(status(page)).to_have_text("The run is waiting")
             assert await page.locator("main img, main script, main iframe").count() == 0
+        await page.goto(f"{server.url}/#/runs/{run}?view=data")
+        await expect(page.get_by_label("Input", exact=True)).to_have_text(SHOWN)
         await page.goto(f"{server.url}/#/runs/{run}?view=graph")
         await expect(page.locator(".graph-card").filter(has_text=SHOWN)).to_have_count(2)
         await page.goto(f"{server.url}/#/runs?q=%3Cscript%3Ealert(1)%3C/script%3E")

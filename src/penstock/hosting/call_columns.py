@@ -67,6 +67,8 @@ class CallColumns:
                 self._wait(event)
             elif event.type == "call.settled":
                 self._settle(event.data)
+            elif event.type == "bill.resolved":
+                self._settle_bill(event.data)
             elif event.type in ("run.started", "run.resumed"):
                 self.epoch = int(event.data.get("epoch", 1))
                 self._reset(event.at_ms)
@@ -148,6 +150,12 @@ class CallColumns:
         if (stop := data.get("stop")) is not None:
             columns["stop"][row] = len(self.stops)
             self.stops.append(stop)
+
+    def _settle_bill(self, data: Mapping[str, Any]) -> None:
+        """Add a bill that a person has resolved; its id, such as `1-534fa4e1e110/n000004`, names epoch and call."""
+        claim, _, call = str(data["call_id"]).partition("/")
+        if claim.partition("-")[0] == str(self.epoch):
+            self._settle({**data, "call_id": call.partition("/")[0]})
 
     def _settle(self, data: Mapping[str, Any]) -> None:
         row = self._rows.get(data["call_id"])

@@ -62,6 +62,21 @@ async def test_a_halted_run_goes_on_after_its_bill_is_resolved() -> None:
     assert (event["data"]["by"], event["data"]["cost_usd"], event["data"]["call_id"]) == ("ann", 0.02, call_id)
 
 
+async def test_resolved_bill_is_in_the_tree_of_its_run_at_its_call() -> None:
+    async with serving() as server, server.client("ann") as ann:
+        call_id = await halted(server)
+        body = {"call_id": call_id, "cost_usd": "0.02", "tokens_in": 7, "tokens_out": 3}
+        record = (await ann.post("/api/runs/r/bills/resolve", json=body)).json()
+        columns = (await ann.get("/api/runs/r/tree")).json()["columns"]
+        billed = columns["call"].index(int(call_id.rpartition("n")[2]))
+        assert columns["cost_nanos"][billed] == sum(columns["cost_nanos"]) == record["cost_nanos"] == 20_000_000
+        assert (columns["tokens_in"][billed], columns["tokens_out"][billed]) == (7, 3)
+        await ann.post("/api/runs/r/resume")
+        await server.host.wait("r")
+        columns = (await ann.get("/api/runs/r/tree")).json()["columns"]
+        assert sum(columns["cost_nanos"]) == 10_000_000, "the bill was of a call of the attempt before"
+
+
 async def test_the_person_who_is_recorded_is_the_owner_of_the_token() -> None:
     async with serving() as server, server.client("ann") as ann, server.client("root") as root:
         call_id = await halted(server)

@@ -54,9 +54,9 @@ const anyEvents = fc
   .array(
     fc.oneof(
       fc.tuple(
-        fc.constantFrom("call.started", "call.waiting", "call.ended", "call.settled"),
+        fc.constantFrom("call.started", "call.waiting", "call.ended", "call.settled", "bill.resolved"),
         fc.record({
-          call_id: fc.constantFrom("n1", "n2", "n3"),
+          call_id: fc.constantFrom("n1", "n2", "n3", "1-a/n1", "2-b/n2", "3-c/n3"),
           parent_id: fc.constantFrom(null, "n1", "n2"),
           kind: fc.constantFrom("llm", "tool", "system"),
           name: fc.constant("x"),
@@ -193,6 +193,27 @@ describe("money", () => {
     assert.equal(usageOf(state).spentNanos, 40_000_000);
     assert.deepEqual(treeRows(state, 2).map((row) => row.sumNanos), [0, 30_000_000]);
     assert.deepEqual(treeRows(state, 1).map((row) => row.sumNanos), [10_000_000]);
+  });
+
+  test("of a bill that a person has resolved is that of its call, in the attempt that made it", () => {
+    const bill = (call_id: string, cost_usd: number) => ["bill.resolved", { call_id, cost_usd, tokens_in: 7, tokens_out: 3 }] as [string, Record<string, unknown>];
+    const state = whole(
+      numbered([
+        ["run.started", { epoch: 1 }],
+        ["call.started", call("root", null, { kind: "system" })],
+        ["call.ended", call("n1", "root", { status: "fail", cost_usd: 0 })],
+        ["run.halted", {}],
+        bill("1-534fa4e1e110/n1", 0.02),
+        ["run.resumed", { epoch: 2 }],
+        ["call.ended", call("n1", null, { status: "success", cost_usd: 0.01 })],
+        bill("1-534fa4e1e110/n9", 0.04),
+        bill("odd", 0.08),
+      ]),
+    );
+    assert.deepEqual(treeRows(state, 1).map((row) => row.sumNanos), [20_000_000, 20_000_000]);
+    assert.deepEqual(treeRows(state, 2).map((row) => row.sumNanos), [10_000_000]);
+    assert.equal(usageOf(state).spentNanos, 150_000_000);
+    assert.equal(usageOf(state).tokens, 30);
   });
 
   test("that nobody knows is no zero", () => {

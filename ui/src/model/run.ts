@@ -91,6 +91,8 @@ const ENDINGS: Record<string, Status> = {
   "run.parked": "parked",
 };
 const MAX_TEXT = 20_000;
+/** The id of a bill: the attempt, its worker's mark, and the call, such as 1-534fa4e1e110/n000004. */
+const BILL = /^(\d+)-[^/]*\/([^/]+)/;
 
 /** Events that columns of calls do not replace: few, and enough for budgets and refusals of any moment. */
 export const HISTORY_TYPES = [
@@ -248,7 +250,11 @@ function applyOne(state: RunState, event: EventShown): void {
   else if (type.startsWith("node.")) applyNode(state, event);
   else if (type === "call.started" || type === "call.waiting") tableOf(state).begin(data, at_ms, type === "call.waiting");
   else if (type === "call.ended") tableOf(state).finish(data, at_ms);
-  else if (type === "call.settled") settleCall(state, event);
+  else if (type === "call.settled") settle(state, data, state.epoch, text(data.call_id));
+  else if (type === "bill.resolved") {
+    const [, epoch = "", id = ""] = BILL.exec(text(data.call_id)) ?? [];
+    settle(state, data, Number(epoch), id);
+  }
   else if (type === "budget") setBudget(state, event);
   else if (type === "limit") addRefusal(state, event);
   else if (type === "text.delta") {
@@ -325,8 +331,9 @@ function keyOf(state: RunState, id: string): string {
   return `${state.epoch}:${id}`;
 }
 
-function settleCall(state: RunState, { data }: EventShown): void {
-  if (tableOf(state).settle(data)) return;
+/** Add a late bill to its call, or to the run if the call is not known. */
+function settle(state: RunState, data: Record<string, unknown>, epoch: number, id: string): void {
+  if (state.attempts.get(epoch)?.settle({ ...data, call_id: id })) return;
   state.strayNanos += toNanos(data.cost_usd);
   state.strayTokens += number(data.tokens_in) + number(data.tokens_out);
 }

@@ -4,6 +4,7 @@ import type { BillList, BillShown, ResolveBill, RunShown } from "../api/types.ts
 import { formatUsd, toNanos } from "../model/money.ts";
 import { isLive } from "../model/run.ts";
 import { Failure, useAction, usePolled, when } from "../ui/parts.tsx";
+import { visible } from "../ui/visible.ts";
 
 /** The calls of which nobody knows what they cost; what is held for them stays taken until somebody says. */
 export function Bills({ run, mayAct, onResolved }: { run: RunShown; mayAct: boolean; onResolved: () => void }) {
@@ -51,14 +52,14 @@ export function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; p
       onResolved();
     });
   const release = () => act(async () => (await post(`${path}/release`, { call_id: bill.call_id }), onResolved()));
-  const name = bill.name ?? bill.call_id;
+  const name = visible(bill.name ?? bill.call_id);
   return (
     <tr>
       <td>
-        {name} {bill.model && bill.model !== name && <span className="muted">{bill.model}</span>}
+        {name} {bill.model && bill.model !== bill.name && <span className="muted">{visible(bill.model)}</span>}
       </td>
       <td className="muted">{when(bill.at_ms)}</td>
-      <td className="small">{bill.reason}</td>
+      <td className="small">{bill.reason && visible(bill.reason)}</td>
       <td className="number">{formatUsd(toNanos(bill.held_usd))}</td>
       {mayAct && (
         <td>

@@ -3,6 +3,7 @@
 import { useEffect, useId, useRef, useState, type ReactNode } from "react";
 import { ApiError } from "../api/client.ts";
 import { exactUsd, formatUsd } from "../model/money.ts";
+import { visible, visibleText } from "./visible.ts";
 
 const SIGNS: Record<string, string> = {
   queued: "○",
@@ -117,7 +118,7 @@ export function Failure({ error }: { error: unknown }) {
   const path = error instanceof ApiError && error.path ? ` (${error.path})` : "";
   return (
     <div className="note bad" role="alert">
-      {message}
+      {visible(message)}
       {path}
     </div>
   );
@@ -137,7 +138,7 @@ export function Field({ label, hint, children }: { label: string; hint?: string;
 export function Value({ of, label }: { of: unknown; label: string }) {
   return (
     <pre className="value" tabIndex={0} role="region" aria-label={label}>
-      {typeof of === "string" ? of : JSON.stringify(of, null, 2)}
+      {visibleText(typeof of === "string" ? of : (JSON.stringify(of, null, 2) ?? ""))}
     </pre>
   );
 }

@@ -51,7 +51,7 @@ function Row({ refusal, epoch, route }: { refusal: Refusal; epoch: number; route
   return (
     <tr>
       <td>{visible(refusal.node ?? "")}</td>
-      <td title={refusal.message}>
+      <td title={visible(refusal.message)}>
         {(refusal.whose && WHOSE[refusal.whose]) ?? visible(refusal.budget ?? refusal.message)}
         {refusal.momentary && <span className="small muted"> while others held it</span>}
       </td>

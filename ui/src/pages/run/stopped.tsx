@@ -2,6 +2,7 @@
 
 import { useState } from "react";
 import type { RunShown } from "../../api/types.ts";
+import { visible } from "../../ui/visible.ts";
 import { ApprovalCard } from "../approvals.tsx";
 import type { LimitName } from "../limits.tsx";
 import { useApprovals } from "../use-lists.ts";
@@ -29,10 +30,10 @@ export function Stopped({ record, status, run, mayAct }: { record: RunShown; sta
         {title}
         {halt ? `: ${WHOSE[halt.whose]}` : ""}
       </h2>
-      {record.error && <p>{record.error}</p>}
+      {record.error && <p>{visible(record.error)}</p>}
       {halt?.node_id && (
         <p className="muted">
-          Reached in the node <code>{halt.node_id}</code>
+          Reached in the node <code>{visible(halt.node_id)}</code>
           {record.stop_reason && ` (${record.stop_reason.replaceAll("_", " ")})`}
         </p>
       )}
@@ -41,7 +42,7 @@ export function Stopped({ record, status, run, mayAct }: { record: RunShown; sta
           <b>What helps</b>
           <ul>
             {record.advice.map((advice) => (
-              <li key={advice.step}>{sentence(advice.message)}</li>
+              <li key={advice.step}>{visible(sentence(advice.message))}</li>
             ))}
           </ul>
         </>
