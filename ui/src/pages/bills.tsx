@@ -54,7 +54,7 @@ export function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; p
   const name = bill.name ?? bill.call_id;
   return (
     <tr>
-      <td>
+      <td style={{ minWidth: 120 }}>
         {name} {bill.model && bill.model !== name && <span className="muted">{bill.model}</span>}
       </td>
       <td className="muted">{when(bill.at_ms)}</td>
@@ -62,7 +62,7 @@ export function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; p
       <td className="number">{formatUsd(toNanos(bill.held_usd))}</td>
       {mayAct && (
         <td>
-          <form className="bar" onSubmit={(event) => (event.preventDefault(), void settle())}>
+          <form className="bar" style={{ flexWrap: "nowrap", whiteSpace: "nowrap" }} onSubmit={(event) => (event.preventDefault(), void settle())}>
             <input
               style={{ width: 110 }}
               inputMode="decimal"
