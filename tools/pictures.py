@@ -18,10 +18,11 @@ import urllib.request
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, ViewportSize, expect
 
 from tests.ui.browser import Server, browsing, tab
 
@@ -54,10 +55,15 @@ def lose(request):
     raise ConnectionResetError("the connection was reset before the answer came")
 
 
-models = {"distant": ScriptedModel(lose, name="distant")}
-prices = {"distant": Price(0, 100)}
+models = {
+    "distant": ScriptedModel(lose, name="distant"),
+    "lossy": ScriptedModel(lose, name="lossy-1"),
+    "new": ScriptedModel(lambda request: "Short.", name="new-1"),
+}
+prices = {"scripted": Price(0.8, 4), "distant": Price(0, 100), "lossy-1": Price(1, 5)}
 """
-"""A model whose answers are lost, so that nobody knows what they cost."""
+"""Models whose answers are lost, so that their cost is unknown, and prices."""
+DAILY = ("--daily", "2", "--user-daily", "0.50")
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"
 SCRIPT = [
@@ -72,6 +78,7 @@ SCRIPT = [
 
 Its main spillway was rebuilt after 2017.""",
 ]
+SIZE: ViewportSize = {"width": 1280, "height": 800}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
@@ -86,6 +93,7 @@ class Site:
     waiting: str
     other: str
     chat: str
+    edited: str
 
 
 Scene = Callable[[Page, Site], Awaitable[None]]
@@ -135,7 +143,88 @@ def chat_of(server: Server) -> str:
     document = {"nodes": nodes, "edges": edges}
     request(server, "/api/graphs/guide", {"name": "Guide to dams", "document": document}, "PUT")
     question = "Which dam is the highest in the USA? Remember it for later."
-    return str(request(server, "/api/agents/guide/chat", {"content": question})["chat_id"])
+    turn = request(server, "/api/agents/guide/chat", {"content": question})
+    ended(server, turn["run_id"])
+    request(server, f"/api/chats/{turn['chat_id']}/messages/{turn['message_id']}/retry", {})
+    return str(turn["chat_id"])
+
+
+def report(length: str) -> dict[str, Any]:
+    """Return a graph with branches, links, and a graph inside."""
+    one = {
+        "nodes": [
+            {"id": "river", "type": "input", "data": {}},
+            {"id": "measure", "type": "agent", "data": {"model": {"script": ["It is full."]}}},
+        ],
+        "edges": [flow("river", "measure")],
+    }
+    nodes = [
+        {"id": "topic", "type": "input", "data": {}},
+        {"id": "brief", "type": "prompt-template", "data": {"template": f"Report on {{{{ topic }}}} in {length}."}},
+        {
+            "id": "researcher", "type": "agent",
+            "data": {
+                "model": "example", "instructions": "Collect what is known, with sources.", "stream": True,
+                "budget": {"max_cost_usd": 0.05},
+            },
+        },
+        {"id": "notes", "type": "memory", "data": {}},
+        {"id": "rivers", "type": "constant", "data": {"value": ["Feather", "Colorado"]}},
+        {"id": "each", "type": "map", "data": {"graph": one}},
+        {"id": "answer", "type": "merge", "data": {}},
+        {"id": "published", "type": "output", "data": {}},
+    ]  # fmt: skip
+    edges = [
+        flow("topic", "brief", target="topic"),
+        flow("brief", "researcher"),
+        {
+            "id": "tools", "source": "notes", "sourceHandle": "tools", "target": "researcher", "targetHandle": "tools",
+            "data": {"channel": "link"},
+        },
+        flow("rivers", "each"),
+        flow("researcher", "answer"),
+        flow("each", "answer"),
+        flow("answer", "published"),
+    ]  # fmt: skip
+    return {"nodes": nodes, "edges": edges}
+
+
+def flow(source: str, to: str, target: str = "input") -> dict[str, Any]:
+    data = {"channel": "flow"}
+    return {"id": f"{source}-{to}", "source": source, "target": to, "targetHandle": target, "data": data}
+
+
+def edited_of(server: Server) -> str:
+    """Save a graph with two versions and run it; returns the run."""
+    for length, note in (("one page", ""), ("half a page", "Readers want it short")):
+        body = {"name": "Report on dams", "document": report(length), "note": note}
+        request(server, "/api/graphs/dam-report", body, "PUT")
+    return run_of(server, "dam-report", "Oroville Dam", "completed")
+
+
+def bills_of(server: Server) -> None:
+    """Leave one call without an answer, and one whose model has no price."""
+    for name, model in (("forecast", "lossy"), ("summary", "new")):
+        nodes = [{"id": "text", "type": "input", "data": {}}, {"id": "ask", "type": "agent", "data": {"model": model}}]
+        document = {"nodes": nodes, "edges": [flow("text", "ask")]}
+        request(server, f"/api/graphs/{name}", {"name": name.capitalize(), "document": document}, "PUT")
+        ended(server, str(request(server, "/api/runs", {"graph_id": name, "input": "Oroville"})["id"]))
+
+
+def tokens_of(server: Server) -> None:
+    """Create tokens and a gateway key."""
+    keys = (
+        {"name": "carl", "note": "nightly report", "expires": f"{datetime.now(UTC).year + 1}-12-31"},
+        {"name": "vera", "role": "viewer", "note": "the screen in the hall"},
+        {"name": "dora", "kind": "gateway", "daily_usd": 2.5, "models": ["gpt-*", "claude-*"], "team": "research"},
+    )
+    for body in keys:
+        request(server, "/api/tokens", body)
+
+
+def ended(server: Server, run_id: str) -> None:
+    while request(server, f"/api/runs/{run_id}")["status"] in ("queued", "running"):
+        time.sleep(0.1)
 
 
 def lose(server: Server) -> None:
@@ -158,7 +247,10 @@ def prepare(server: Server) -> Site:
     run_of(server, "payer", "Pay the invoice of the turbine works.", "waiting")
     other = run_of(server, "research", "spillways", "completed", max_cost_usd=0.5)
     halted = run_of(server, "research", "dams", "halted", max_cost_usd=0.03)
-    return Site(server, halted, finished, pipeline, waiting, other, chat_of(server))
+    bills_of(server)
+    tokens_of(server)
+    edited = edited_of(server)
+    return Site(server, halted, finished, pipeline, waiting, other, chat_of(server), edited)
 
 
 async def show(page: Page, site: Site, route: str) -> None:
@@ -320,6 +412,79 @@ async def connect(page: Page, site: Site) -> None:
     await expect(page.get_by_role("region", name="OpenAI, Python", exact=True)).to_be_visible()
 
 
+@scene
+async def graphs(page: Page, site: Site) -> None:
+    await show(page, site, "graphs")
+    await expect(page.get_by_role("row", name="Report on dams")).to_be_visible()
+
+
+async def open_editor(page: Page, site: Site, route: str) -> None:
+    await page.set_viewport_size({"width": 1500, "height": 840})
+    await show(page, site, "graphs")  # whatever the picture before left open is closed
+    await page.goto(f"{site.server.url}/#/graphs/dam-report{route}")
+    await expect(page.locator(".react-flow__edge")).to_have_count(7)
+    await page.wait_for_timeout(500)  # the canvas moves to fit the graph, and draws its map
+
+
+def node_card(page: Page, name: str) -> Locator:
+    return page.locator(f'.react-flow__node[data-id="{name}"]')
+
+
+@scene
+async def editor(page: Page, site: Site) -> None:
+    await open_editor(page, site, "")
+    await node_card(page, "researcher").click(position={"x": 60, "y": 15})
+    await expect(page.get_by_role("textbox", name="Instructions")).to_be_visible()
+
+
+@scene
+async def editor_run(page: Page, site: Site) -> None:
+    await open_editor(page, site, f"?run={site.edited}")
+    await expect(node_card(page, "published")).to_contain_text("completed")
+
+
+@scene
+async def editor_versions(page: Page, site: Site) -> None:
+    await open_editor(page, site, "")
+    await page.get_by_role("button", name="Versions").click()
+    await expect(page.get_by_role("dialog").locator("ins")).to_be_visible()
+
+
+@scene
+async def editor_problems(page: Page, site: Site) -> None:
+    await open_editor(page, site, "")
+    await node_card(page, "brief").click(position={"x": 60, "y": 15})
+    await page.get_by_role("textbox", name="Template").fill("Report on {{ topic }} in {{ length.")
+    await node_card(page, "answer").click(position={"x": 60, "y": 15})
+    await page.keyboard.press("Delete")
+    await node_card(page, "brief").click(position={"x": 60, "y": 15})
+    await expect(page.get_by_role("region", name="Problems")).to_be_visible()
+
+
+@scene
+async def bills(page: Page, site: Site) -> None:
+    await show(page, site, "bills")
+    await expect(page.get_by_role("button", name="Settle")).to_be_visible()
+
+
+@scene
+async def server_models(page: Page, site: Site) -> None:
+    await show(page, site, "admin/models")
+    await expect(page.get_by_role("row", name="ANTHROPIC_API_KEY")).to_be_visible()
+
+
+@scene
+async def server_tokens(page: Page, site: Site) -> None:
+    await show(page, site, "admin/tokens")
+    await expect(page.get_by_role("row", name="carl")).to_be_visible()
+
+
+@scene
+async def server_settings(page: Page, site: Site) -> None:
+    await show(page, site, "admin/settings")
+    await expect(page.get_by_role("row", name="Daily budget of all users together")).to_be_visible()
+
+
 async def sign_in(page: Page, site: Site) -> None:
     await page.goto(site.server.url)
     await page.get_by_label("Token").fill(SECRET)
@@ -341,8 +506,18 @@ QUANTIZE = """async (encoded) => {
   const pixels = new Uint32Array(context.getImageData(0, 0, image.width, image.height).data.buffer);
   const counts = new Map();
   for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
-  const palette = [...counts].sort((one, other) => other[1] - one[1]).slice(0, 256).map(([pixel]) => pixel);
   const parts = (pixel) => [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255];
+  const apart = (one, other) => parts(one).reduce((sum, part, at) => sum + (part - parts(other)[at]) ** 2, 0);
+  const found = [...counts].sort((one, other) => other[1] - one[1]);
+  const palette = found.slice(0, 160).map(([pixel]) => pixel);
+  const left = found.slice(160).map(([pixel, count]) => ({
+    pixel, weight: Math.sqrt(count), distance: Math.min(...palette.map((one) => apart(one, pixel))),
+  }));
+  while (palette.length < 256 && left.some((one) => one.distance)) {
+    const next = left.reduce((most, one) => one.weight * one.distance > most.weight * most.distance ? one : most).pixel;
+    palette.push(next);
+    for (const one of left) one.distance = Math.min(one.distance, apart(one.pixel, next));
+  }
   const colours = palette.map(parts);
   const nearest = new Map(palette.map((pixel, index) => [pixel, index]));
   const find = (pixel) => {
@@ -360,7 +535,7 @@ QUANTIZE = """async (encoded) => {
   for (let at = 0; at < indexes.length; at += 8192) text += String.fromCharCode(...indexes.subarray(at, at + 8192));
   return [image.width, image.height, colours.flat(), btoa(text)];
 }"""
-"""Gives an image its 256 most frequent colours; returns width, height, palette, and the index of each pixel."""
+"""Gives an image 256 colours, its most frequent ones and those least like them; returns width, height, palette, and the index of each pixel."""
 
 
 async def reduced(browser: Browser, picture: bytes) -> bytes:
@@ -383,6 +558,7 @@ async def take(browser: Browser, site: Site, names: list[str], theme: Literal["l
         for name in names:
             if await opened.page.get_by_label("Token", exact=True).is_visible():  # the scene before had signed out
                 await sign_in(opened.page, site)
+            await opened.page.set_viewport_size(SIZE)
             await SCENES[name](opened.page, site)
             await settle(opened.page)
             (FOLDER / f"{name}-{theme}.png").write_bytes(await reduced(browser, await opened.page.screenshot()))
@@ -396,8 +572,8 @@ async def take_all(names: list[str]) -> None:
         program.write_text(PAYER, "utf-8")
         models = Path(folder) / "models.py"
         models.write_text(MODELS, "utf-8")
-        options = (*SERVED, f"{program}:payer", "--models", f"{models}:models", "--prices", f"{models}:prices")
-        server = Server(Path(folder), f"ann:admin:{SECRET}", options=options)
+        offered = ("--models", f"{models}:models", "--prices", f"{models}:prices", *DAILY)
+        server = Server(Path(folder), f"ann:admin:{SECRET}", options=(*SERVED, f"{program}:payer", *offered))
         server.start()
         try:
             site = prepare(server)

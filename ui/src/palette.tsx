@@ -74,7 +74,7 @@ export default function Palette({ me, onClose }: { me: Me; onClose: () => void }
         onChange={(event) => (setText(event.target.value), setAt(0))}
         onKeyDown={onKey}
       />
-      <ul ref={list} id={id} role="listbox" aria-label="Found" className="palette">
+      <ul ref={list} id={id} role="listbox" aria-label="Found" className="go-to">
         {entries.map((entry, index) => (
           <li key={entry.to} id={`${id}-${index}`} role="option" aria-selected={index === chosen} onClick={() => open(entry)}>
             <span>{visible(entry.label)}</span>

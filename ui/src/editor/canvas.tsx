@@ -259,7 +259,7 @@ function Flow(props: CanvasProps) {
     if (!isMeasured || (fitted === key && !hasGrown)) return;
     count.current = cards.length;
     setFitted(key);
-    void flow.fitView({ padding: 0.15, maxZoom: 1 });
+    void flow.fitView({ padding: 0.06, maxZoom: 1 });
   }, [fitted, key, isMeasured, cards.length, flow]);
 
   const act = useStable({

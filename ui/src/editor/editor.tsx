@@ -142,7 +142,7 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
     delete: remove,
     backspace: remove,
     a: () => search.current?.focus(),
-    enter: () => node && (document.querySelector<HTMLElement>(".inspector input, .inspector select, .inspector button")?.focus(), undefined),
+    enter: () => node && (document.querySelector<HTMLElement>(".node-settings input, .node-settings select, .node-settings button")?.focus(), undefined),
     "?": () => setOpen("help"),
     escape: () => (picked.nodes.length || picked.edge ? setPicked({ nodes: [], edge: null }) : path.length ? setPath(path.slice(0, -1)) : undefined),
   });

@@ -34,7 +34,7 @@ export function Inspector(props: InspectorProps) {
   const type = catalog.types.get(node.type);
   const elsewhere = problems.filter((problem) => problem.field === null);
   return (
-    <section className="inspector" aria-label={`Settings of ${node.id}`}>
+    <section className="node-settings" aria-label={`Settings of ${node.id}`}>
       <NodeName key={`name of ${node.id}`} {...props} />
       <p className="muted small">
         {type ? (

@@ -14,7 +14,7 @@ export function cardHeight(rows: number): number {
 /** Positions of all nodes by layers; parts that are only linked to go with the node that uses them. */
 export function arranged(graph: Graph, rows: (node: GraphNode) => number): Map<string, Position> {
   const layers = new dagre.graphlib.Graph();
-  layers.setGraph({ rankdir: "LR", nodesep: 36, ranksep: 90 });
+  layers.setGraph({ rankdir: "LR", nodesep: 52, ranksep: 64 });
   layers.setDefaultEdgeLabel(() => ({}));
   for (const node of graph.nodes) layers.setNode(node.id, { width: CARD_WIDTH, height: cardHeight(rows(node)) });
   for (const edge of graph.edges) {

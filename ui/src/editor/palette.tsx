@@ -9,6 +9,8 @@ export function Palette({ catalog, onAdd, search }: { catalog: Catalog; onAdd: (
   const [text, setText] = useState("");
   const groups = useMemo(() => groupsOf(catalog, text), [catalog, text]);
   const first = bestOf(groups.flatMap(([, types]) => types), text);
+  const [near, setNear] = useState<NodeTypeShown | null>(null);
+  const about = near ?? (text ? first : null);
   return (
     <section className="palette" aria-label="Node types">
       <input
@@ -34,6 +36,10 @@ export function Palette({ catalog, onAdd, search }: { catalog: Catalog; onAdd: (
                 draggable
                 onDragStart={(event) => event.dataTransfer.setData(DRAGGED, type.type)}
                 onClick={() => onAdd(type.type)}
+                onFocus={() => setNear(type)}
+                onBlur={() => setNear(null)}
+                onPointerEnter={() => setNear(type)}
+                onPointerLeave={() => setNear(null)}
               >
                 {type.title}
               </button>
@@ -42,6 +48,15 @@ export function Palette({ catalog, onAdd, search }: { catalog: Catalog; onAdd: (
         ))}
         {!groups.length && <p className="muted small">No node type has “{text}” in its name.</p>}
       </div>
+      <p className="about">
+        {about ? (
+          <>
+            <b>{about.title}.</b> {about.description}
+          </>
+        ) : (
+          "Click a type to add it beside the selected node, or drag it onto the canvas."
+        )}
+      </p>
     </section>
   );
 }

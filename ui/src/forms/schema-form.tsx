@@ -184,7 +184,7 @@ function Field(props: FieldProps) {
     ...(required && !spec.nullable && !isGroup ? { "aria-required": true as const } : {}),
     disabled: form.disabled,
   };
-  const choices = offered(form.pickers, spec.schema, path);
+  const choices = isChosen(spec, value) ? offered(form.pickers, spec.schema, path) : null;
   const inner = { name, path, required, value, onChange, spec, id, aria, choices };
   const notes = (
     <>
@@ -214,6 +214,11 @@ function Field(props: FieldProps) {
       {notes}
     </div>
   );
+}
+
+/** Names are chosen from a list; an object or a map, such as a script where a model may be named, has fields of its own. */
+function isChosen({ kind }: FieldSpec, value: unknown): boolean {
+  return kind !== "object" && kind !== "map" && (kind !== "json" || typeof (value ?? "") === "string");
 }
 
 /** A blank field that is needed is no error before somebody submits: people see that from the label. */

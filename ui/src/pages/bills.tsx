@@ -55,7 +55,7 @@ export function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; p
   const name = visible(bill.name ?? bill.call_id);
   return (
     <tr>
-      <td>
+      <td style={{ minWidth: 120 }}>
         {name} {bill.model && bill.model !== bill.name && <span className="muted">{visible(bill.model)}</span>}
       </td>
       <td className="muted">{when(bill.at_ms)}</td>
@@ -63,7 +63,7 @@ export function BillRow({ bill, path, mayAct, onResolved }: { bill: BillShown; p
       <td className="number">{formatUsd(toNanos(bill.held_usd))}</td>
       {mayAct && (
         <td>
-          <form className="bar" onSubmit={(event) => (event.preventDefault(), void settle())}>
+          <form className="bar" style={{ flexWrap: "nowrap", whiteSpace: "nowrap" }} onSubmit={(event) => (event.preventDefault(), void settle())}>
             <input
               style={{ width: 110 }}
               inputMode="decimal"

@@ -47,7 +47,7 @@ function List({ route, me }: PageProps) {
         )}
       </div>
       <div className="bar">
-        <input type="search" className="find" aria-label="Find a graph" placeholder="Find by name or id" value={text} onChange={(event) => setParams(route, { q: event.target.value })} />
+        <input type="search" className="find-graph" aria-label="Find a graph" placeholder="Find by name or id" value={text} onChange={(event) => setParams(route, { q: event.target.value })} />
         <div className="chips" role="group" aria-label="Which graphs">
           <button aria-pressed={!isArchive} onClick={() => setParams(route, { archived: null })}>
             In use

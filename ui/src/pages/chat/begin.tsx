@@ -76,7 +76,7 @@ function Choice({ agents, graph, onPick }: { agents: AgentShown[]; graph: string
     <fieldset className="cards">
       <legend>Who answers</legend>
       {agents.map((one) => (
-        <label key={one.id} className="card">
+        <label key={one.id} className="offer">
           <input type="radio" name="graph" value={one.id} checked={one.id === graph} onChange={() => onPick(one.id)} />
           <span>
             <b>{visible(one.id)}</b>

@@ -45,7 +45,7 @@ export default function ConnectPage({ route, me }: PageProps) {
       )}
       {graph !== undefined && (
         <>
-          <label className="choice">
+          <label className="choice of-graph">
             Graph
             <select value={graph} onChange={(event) => setParams(route, { graph: event.target.value })}>
               {ids.map((id) => (
