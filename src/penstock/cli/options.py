@@ -263,7 +263,7 @@ DbConnections = Annotated[
         whole_number,
         "N",
         "Connections to PostgreSQL that work at once; up to two more only listen.",
-        minimum=2,
+        minimum=4,
         envvar="PENSTOCK_DB_CONNECTIONS",
     ),
 ]

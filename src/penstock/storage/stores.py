@@ -142,9 +142,8 @@ class Stores:
 CONNECTIONS = 8
 """Connections of one process to PostgreSQL that work at once; with those that listen, nine processes fit into its usual
 100."""
-MIN_CONNECTIONS = 2
-LEDGER_SHARE = 0.375
-"""Part of the connections that is for the ledger: its operations are single statements."""
+MIN_CONNECTIONS = 4
+"""Two for the stores, and one for each side of the ledger: tasks, and callers that block."""
 TIMEOUT_S = 10.0
 """Time limit of a statement on PostgreSQL."""
 
@@ -294,9 +293,9 @@ async def _open_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
 
 
 async def _open_postgres_stores(url: str, clock: Clock, connections: int, timeout_s: float) -> Stores:
-    of_ledger = max(1, round(connections * LEDGER_SHARE))
+    of_ledger = connections // 4  # on each side: its operations are single statements
     async with AsyncExitStack() as opened:
-        database = await _open_postgres(url, connections - of_ledger, timeout_s)
+        database = await _open_postgres(url, connections - 2 * of_ledger, timeout_s)
         opened.push_async_callback(database.close)
         await versions.prepare_postgres(database)
         ledger = await _open_ledger(lambda: _postgres_ledger(url, clock, of_ledger, timeout_s / 2))
