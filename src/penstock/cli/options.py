@@ -264,6 +264,7 @@ DbConnections = Annotated[
         "N",
         "Connections to PostgreSQL that work at once; up to two more only listen.",
         minimum=4,
+        maximum=1_000,
         envvar="PENSTOCK_DB_CONNECTIONS",
     ),
 ]
@@ -274,6 +275,7 @@ DbTimeout = Annotated[
         "SECONDS",
         "Time limit of a statement on PostgreSQL.",
         minimum=0.1,
+        maximum=86_400,
         envvar="PENSTOCK_DB_TIMEOUT",
     ),
 ]

@@ -144,6 +144,8 @@ CONNECTIONS = 8
 100."""
 MIN_CONNECTIONS = 4
 """Two for the stores, and one for each side of the ledger: tasks, and callers that block."""
+MAX_CONNECTIONS = 1_000
+MAX_TIMEOUT_S = 86_400.0
 TIMEOUT_S = 10.0
 """Time limit of a statement on PostgreSQL."""
 
@@ -162,8 +164,9 @@ async def open_stores(
     others are for PostgreSQL: how many `connections` work at once, stores and ledger together (up to two more only
     listen), and how long a statement may take.
     """
-    checks.integer("connections", connections, minimum=MIN_CONNECTIONS)
-    checks.seconds("timeout_s", timeout_s, above_zero=True)
+    checks.integer("connections", connections, minimum=MIN_CONNECTIONS, maximum=MAX_CONNECTIONS)
+    if checks.seconds("timeout_s", timeout_s, above_zero=True) > MAX_TIMEOUT_S:
+        raise InvalidValue("timeout_s", timeout_s, f"at most {MAX_TIMEOUT_S:g} seconds")
     scheme = scheme_of(url)
     if scheme == "memory":
         return _open_memory(clock)
