@@ -287,9 +287,12 @@ def _record(each: Contestant, timed: Any) -> None:
         each.results.append(timed())
     except NotInstalled:
         each.trouble = "not installed"
-    except Exception as error:
+    except Exception as failed:
+        error: Exception = failed
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
         print(f"\n{each.label} FAILED\n{error}", file=sys.stderr, flush=True)
-        each.trouble = "FAILED: " + str(error).strip().splitlines()[-1][:200]
+        each.trouble = "FAILED: " + (str(error).strip() or type(error).__name__).splitlines()[-1][:200]
 
 
 def ask_turns(quick: bool) -> Table:

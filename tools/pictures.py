@@ -462,12 +462,6 @@ async def editor_problems(page: Page, site: Site) -> None:
 
 
 @scene
-async def bills(page: Page, site: Site) -> None:
-    await show(page, site, "bills")
-    await expect(page.get_by_role("button", name="Settle")).to_be_visible()
-
-
-@scene
 async def server_models(page: Page, site: Site) -> None:
     await show(page, site, "admin/models")
     await expect(page.get_by_role("row", name="ANTHROPIC_API_KEY")).to_be_visible()
@@ -535,7 +529,10 @@ QUANTIZE = """async (encoded) => {
   for (let at = 0; at < indexes.length; at += 8192) text += String.fromCharCode(...indexes.subarray(at, at + 8192));
   return [image.width, image.height, colours.flat(), btoa(text)];
 }"""
-"""Gives an image 256 colours, its most frequent ones and those least like them; returns width, height, palette, and the index of each pixel."""
+"""Gives an image 256 colours, its most frequent ones and those least like them.
+
+Returns width, height, palette, and the index of each pixel.
+"""
 
 
 async def reduced(browser: Browser, picture: bytes) -> bytes:

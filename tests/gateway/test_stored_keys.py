@@ -97,6 +97,26 @@ async def test_whole_budget_of_a_key_spans_days(provider: FakeProviderServer) ->
         assert len(provider.requests) == 2
 
 
+CHICAGO = GatewaySettings(day_zone="America/Chicago").zone  # read before an event loop would wait for it
+
+
+async def test_day_of_a_key_is_that_of_the_time_zone_in_the_settings(provider: FakeProviderServer) -> None:
+    clock = ManualClock()  # it begins at midnight in UTC
+    clock.advance(2 * 3_600)  # still the day before in Chicago
+    async with (
+        await open_stores("memory:") as stores,
+        team(provider, stores, clock, day_zone="America/Chicago") as gateway,
+    ):
+        key = await gateway.key(limits={"daily_usd": "0.001", "max_cost_usd": "0.002"})
+        assert [(await gateway.post(key)).status_code for _ in range(2)] == [200, 402]
+        days = {name.rpartition(":")[2] for name in stores.ledger.aged(0) if name.startswith("key:")}
+        assert days == {"2025-12-31"} == {str(day_of(clock.time_ns() // 1_000_000, CHICAGO))}
+        gateway.clock.advance(5 * 3_600)
+        assert [(await gateway.post(key)).status_code for _ in range(2)] == [200, 402]
+        gateway.clock.advance(DAY_S)
+        assert (await gateway.post(key)).status_code == 402  # both days count in the whole budget
+
+
 async def test_owners_share_a_daily_budget_over_their_keys(provider: FakeProviderServer) -> None:
     async with await open_stores("memory:") as stores, team(provider, stores, owner_daily_usd="0.002") as gateway:
         ann, also_ann, bob = [await gateway.key(name) for name in ("ann", "ann", "bob")]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from penstock.agents.model import Model, ModelRequest, ModelResponse
 from penstock.containment.ledger import MemoryLedgerStore
+from penstock.errors import InvalidValue
 from penstock.hosting.durability import day_accounts, day_of
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import HostStores, RunRecord
@@ -104,6 +107,43 @@ async def test_a_run_is_paid_from_the_day_on_which_it_was_submitted_whenever_it_
         f"user:ann:{first}",
     }
     assert stores.ledger.balance(f"user:ann:{first}").spent_nanos == CALL_NANOS
+
+
+IN_BERLIN = replace(SETTINGS, day_zone="Europe/Berlin")
+
+
+async def test_the_day_of_a_budget_is_that_of_the_time_zone_in_the_settings() -> None:
+    clock = ManualClock()
+    clock.advance(23.5 * 3_600)  # it began at midnight in UTC: in Berlin, it is the next day
+    stores = MemoryStores(clock=clock)
+    await stores.graphs.save("penny", "ann", "penny", ASK, now_ms=0)
+    services = {"models": {"m": Penny()}}
+    host = await host_with(stores, clock=clock, settings=IN_BERLIN, prices=PRICES, services=services)
+    async with host:
+        for number in range(7):
+            run = await host.submit(owner="ann", graph_id="penny", input=number)
+            left = await host.wait(run.id)
+        assert left.halt is not None
+        assert (left.status, left.halt["whose"]) == ("halted", "owner")
+        assert await spent_by_day(stores) == {"2026-01-02": 6 * CALL_NANOS}
+        clock.advance(23.6 * 3_600)  # midnight in Berlin, an hour before that of UTC
+        run = await host.submit(owner="ann", graph_id="penny", input="tomorrow")
+        assert (await host.wait(run.id)).status == "completed"
+        assert (await spent_by_day(stores))["2026-01-03"] == CALL_NANOS
+        day = day_of(host.now_ms(), host.settings.zone)
+        budgets = {one.level: one for one in await host.budgets_of_day(day, ["ann"], [])}
+        assert budgets["owner"].left_nanos == 5 * CALL_NANOS
+
+
+async def spent_by_day(stores: MemoryStores) -> dict[str, int]:
+    names = [name for name in stores.ledger.aged(0) if name.startswith("user:ann:")]
+    return {name.rpartition(":")[2]: stores.ledger.balance(name).spent_nanos for name in names}
+
+
+@pytest.mark.parametrize("wrong", ["", "Mars/Olympus", "../etc/passwd", "Europe", "a\0b", "/etc/localtime", 7, None])
+def test_a_time_zone_that_does_not_exist_is_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(InvalidValue, match="day_zone"):
+        HostSettings(day_zone=wrong)
 
 
 class Days:

@@ -194,6 +194,17 @@ MaxCost = Annotated[str, dollars("Default cost limit of a run.")]
 CostCeiling = Annotated[str | None, dollars("Highest cost limit that a run may request.", "PENSTOCK_COST_CEILING")]
 UserDaily = Annotated[str | None, dollars("Daily budget of each user.", "PENSTOCK_USER_DAILY")]
 
+DayZone = Annotated[
+    str,
+    typer.Option(
+        "--day-zone",
+        metavar="ZONE",
+        envvar="PENSTOCK_DAY_ZONE",
+        help="Time zone whose days daily budgets have, such as Europe/Berlin; the same for all servers, workers and "
+        "gateways on a database.",
+    ),
+]
+
 
 def _team_budget(text: str) -> str:
     amount(text.rpartition("=")[2])
@@ -252,7 +263,8 @@ DbConnections = Annotated[
         whole_number,
         "N",
         "Connections to PostgreSQL that work at once; up to two more only listen.",
-        minimum=2,
+        minimum=4,
+        maximum=1_000,
         envvar="PENSTOCK_DB_CONNECTIONS",
     ),
 ]
@@ -263,6 +275,7 @@ DbTimeout = Annotated[
         "SECONDS",
         "Time limit of a statement on PostgreSQL.",
         minimum=0.1,
+        maximum=86_400,
         envvar="PENSTOCK_DB_TIMEOUT",
     ),
 ]

@@ -1,15 +1,15 @@
 """The accounts of gateway keys in the ledger of a database: what a key may spend on a day, and what it has spent.
 
-A key has an account for each day (UTC), below that of its owner for the day, which is below that of the owner's team,
-which is below that of all. A budget for the whole life of a key is what is left of it at the beginning of each day: the
-most that the key may spend on that day.
+A key has an account for each day, in the time zone of the budgets, below that of its owner for the day, which is below
+that of the owner's team, which is below that of all. A budget for the whole life of a key is what is left of it at the
+beginning of each day: the most that the key may spend on that day.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, timedelta, tzinfo
 
 from penstock.containment.accounts import Balance
 from penstock.containment.limits import NO_LIMITS, Budget, Limits
@@ -64,35 +64,35 @@ def money(usd: Usd | None) -> Limits:
     return NO_LIMITS if usd is None else Budget(max_cost_dollars=usd).limits()
 
 
-async def limit_on(ledger: AsyncLedger, key: TokenRecord, day: date) -> int | None:
+async def limit_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo = UTC) -> int | None:
     """Return what the key may spend on the day: its daily budget, or what is left of its whole budget if less."""
     limits = key.limits or {}
     daily, total = limits.get("daily_usd"), limits.get("max_cost_usd")
     daily_nanos = None if daily is None else to_nanos(daily, "daily_usd")
     if total is None:
         return daily_nanos
-    left_nanos = max(0, to_nanos(total, "max_cost_usd") - await _committed_before(ledger, key, day))
+    left_nanos = max(0, to_nanos(total, "max_cost_usd") - await _committed_before(ledger, key, day, zone))
     return left_nanos if daily_nanos is None else min(left_nanos, daily_nanos)
 
 
-async def spend_on(ledger: AsyncLedger, key: TokenRecord, day: date) -> KeySpend:
+async def spend_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo = UTC) -> KeySpend:
     """Return what the key has spent on the day; raises LedgerUnavailable."""
-    limit_nanos, balance = await limit_on(ledger, key, day), await _balance(ledger, key_account(key.id, day))
+    limit_nanos, balance = await limit_on(ledger, key, day, zone), await _balance(ledger, key_account(key.id, day))
     if balance is None:
         return KeySpend(day, limit_nanos)
     money = balance.spent_nanos, balance.held_nanos, balance.unresolved_nanos
     return KeySpend(day, limit_nanos, *money, balance.api_calls, balance.tokens_in, balance.tokens_out)
 
 
-def days_until(key: TokenRecord, last: date) -> list[date]:
+def days_until(key: TokenRecord, last: date, zone: tzinfo = UTC) -> list[date]:
     """Return the days from the one on which the key was created to this one."""
-    first = min(last, day_of(key.created_ms))
+    first = min(last, day_of(key.created_ms, zone))
     return [first + timedelta(days=number) for number in range((last - first).days + 1)]
 
 
-async def _committed_before(ledger: AsyncLedger, key: TokenRecord, day: date) -> int:
+async def _committed_before(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo) -> int:
     """Return what the key has spent and holds on the days before."""
-    return await _committed(ledger, [key_account(key.id, past) for past in days_until(key, day)[:-1]])
+    return await _committed(ledger, [key_account(key.id, past) for past in days_until(key, day, zone)[:-1]])
 
 
 async def _committed(ledger: AsyncLedger, names: Collection[str]) -> int:

@@ -14,7 +14,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import date, tzinfo
 
 from penstock import logs
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -25,6 +25,7 @@ from penstock.gateway.grants import Grant, UnknownCost, wrong_key
 from penstock.gateway.key_accounts import GATEWAY_RUNS, KEYS, call_id_of, key_account, limit_on, money, run_account
 from penstock.gateway.wires import Denied
 from penstock.hosting.durability import ALL, OWNERS, TEAMS, day_of
+from penstock.hosting.limits import zone_named
 from penstock.hosting.tokens import TokenRecord, TokenStore, id_in
 from penstock.ids import AN_ID, ID
 from penstock.money import Usd
@@ -59,6 +60,16 @@ class GatewaySettings:
     """Daily budget of each team, over all of its members; under `*`, that of every team that is not named."""
     max_output_tokens: int = 4_096
     unknown_cost: UnknownCost = "count"
+    day_zone: str = "UTC"
+    """Time zone whose days daily budgets have; the same as that of the servers on this database."""
+
+    def __post_init__(self) -> None:
+        zone_named(self.day_zone)
+
+    @property
+    def zone(self) -> tzinfo:
+        """The time zone `day_zone`."""
+        return zone_named(self.day_zone)
 
     def budget_of_team(self, team: str) -> Usd | None:
         """Return the daily budget of a team; None if it has none."""
@@ -95,7 +106,7 @@ class StoredKeys:
         if not ID.fullmatch(name):
             raise Denied(400, f"X-Penstock-Run must be an id: {AN_ID}", code="invalid_run")
         settings = self._settings
-        run, shared = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS))
+        run, shared = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS, self._settings.zone))
         logs.note(run_id=name)
         terms = Terms(run, settings.max_output_tokens, FLOOR)
         return Grant(terms, tuple(record.models or ()), settings.unknown_cost, call_id_of(shared.prefix))
@@ -161,7 +172,7 @@ class StoredKeys:
 
     async def _levels(self, account: str, key: TokenRecord, day: date) -> list[tuple[str, Limits]]:
         """Return the accounts of a request, the widest first, and their limits."""
-        settings, nanos = self._settings, await limit_on(self._ledger, key, day)
+        settings, nanos = self._settings, await limit_on(self._ledger, key, day, self._settings.zone)
         levels = [
             (f"{ALL}{day}", money(settings.daily_usd)),
             (f"{TEAMS}{key.team}:{day}", money(settings.budget_of_team(key.team))),

@@ -217,13 +217,14 @@ class Bills:
     async def _apply(self, run: RunRecord, resolutions: Mapping[str, HostedEvent]) -> None:
         """Apply stored resolutions to the ledger; without effect where they are applied already."""
         for call_id, resolution in resolutions.items():
-            settle = partial(_settle, self._context.ledger, f"{run.id}/{call_id}", resolution, run)
+            accounts = day_accounts(run, self._context.settings.zone)
+            settle = partial(_settle, self._context.ledger, f"{run.id}/{call_id}", resolution, accounts)
             await retry_unavailable(settle, INTERACTIVE_ATTEMPTS)
 
 
-async def _settle(ledger: AsyncLedger, key: str, resolution: HostedEvent, run: RunRecord) -> None:
+async def _settle(ledger: AsyncLedger, key: str, resolution: HostedEvent, day: Sequence[str]) -> None:
     data = resolution.data
-    for account in day_accounts(run):  # a bill may be higher than what was held: no block pays for that
+    for account in day:  # a bill may be higher than what was held: no block pays for that
         await recall(ledger, account)
     try:
         await ledger.leave_unresolved(key)  # a worker that was lost has left it held

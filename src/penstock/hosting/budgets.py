@@ -186,7 +186,7 @@ async def stored_budgets(context: HostContext, run: RunRecord) -> list[EventPayl
 
     Raises LedgerUnavailable.
     """
-    all_owners, owner = day_accounts(run)
+    all_owners, owner = day_accounts(run, context.settings.zone)
     names: tuple[tuple[str, Level], ...] = ((RUNS + run.id, "run"), (owner, "owner"), (all_owners, "all"))
     found = await _balances(context, [name for name, _ in names])
     return [
@@ -250,7 +250,7 @@ async def stored_usage(context: HostContext, run_ids: Sequence[str]) -> dict[str
 
 def has_day_budget(context: HostContext, run: RunRecord) -> bool:
     """Whether a daily account above the run is open on this host."""
-    all_owners, owner = day_accounts(run)
+    all_owners, owner = day_accounts(run, context.settings.zone)
     return any(place in context.accounts for place in (all_owners, owner, f"{all_owners}/{owner}"))
 
 
@@ -288,7 +288,7 @@ class DayBudgetWatch:
             await self._report()
 
     async def _report(self) -> None:
-        all_owners, owner = day_accounts(self._run)
+        all_owners, owner = day_accounts(self._run, self._context.settings.zone)
         names: tuple[tuple[str, Level], ...] = ((owner, "owner"), (all_owners, "all"))
         try:
             found = await _balances(self._context, [name for name, _ in names])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, tzinfo
 
 from penstock.clock import utc_from_ns
 from penstock.containment.accounts import Balance
@@ -233,7 +233,7 @@ async def _open_day_accounts(context: HostContext, run: RunRecord) -> Sequence[s
     """
     budgets = context.settings.daily_usd, context.settings.owner_daily_usd
     found: list[str] = []
-    for name, most in zip(day_accounts(run), budgets, strict=True):
+    for name, most in zip(day_accounts(run, context.settings.zone), budgets, strict=True):
         if await _is_day_open(context, name, most, found[-1] if found else None):
             found.append(name)
     return found
@@ -287,15 +287,15 @@ async def _open(ledger: AsyncLedger, account: str, limits: Limits, parent: str |
             await ledger.put_under(account, parent)
 
 
-def day_accounts(run: RunRecord) -> tuple[str, str]:
+def day_accounts(run: RunRecord, zone: tzinfo = UTC) -> tuple[str, str]:
     """Return the daily accounts for the day a run was submitted: that of all owners, and below it its owner's."""
-    day = day_of(run.created_ms)
+    day = day_of(run.created_ms, zone)
     return f"{ALL}{day}", f"{OWNERS}{run.owner}:{day}"
 
 
-def day_of(at_ms: int) -> date:
-    """Return the UTC date of a time."""
-    return utc_from_ns(at_ms * 1_000_000).date()
+def day_of(at_ms: int, zone: tzinfo = UTC) -> date:
+    """Return the date of a time in a time zone."""
+    return utc_from_ns(at_ms * 1_000_000).astimezone(zone).date()
 
 
 async def journal_without(context: HostContext, run_id: str, nodes: Collection[str]) -> list[JournalEntry]:

@@ -7,6 +7,7 @@ there, no grant is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, tzinfo
 from typing import Any, Literal, NamedTuple
 
 from penstock.containment.accounts import Account, refusing
@@ -47,11 +48,11 @@ class Advice(NamedTuple):
 RESUME = Advice("resume", "resume it")
 
 
-def limit_owner(stop: Stop, run: RunRecord, own: Account | None) -> Whose | None:
+def limit_owner(stop: Stop, run: RunRecord, own: Account | None, zone: tzinfo = UTC) -> Whose | None:
     """Return whose limit caused the stop; None if no limit did. `own` is the run's own account, if it has one."""
     if stop.reason not in RAISED_BY or stop.budget is None:
         return None
-    all_owners, owner = day_accounts(run)
+    all_owners, owner = day_accounts(run, zone)
     at_ledger: dict[str, Whose] = {all_owners: "all", owner: "owner", RUNS + run.id: "run"}
     if stop.budget in at_ledger:
         return at_ledger[stop.budget]

@@ -369,7 +369,7 @@ class HostedRun:
             context.graph,
             log,
             clock_offset_ms,
-            whose=lambda stop: limit_owner(stop, run, own),
+            whose=lambda stop: limit_owner(stop, run, own, host.settings.zone),
             budgets=budgets,
             payloads=self._payloads,
             spending=self._spending,
@@ -490,7 +490,7 @@ class HostedRun:
 
     def _where(self, context: ExecutionContext | None, stop: Stop) -> dict[str, Any]:
         """Return whose limit caused a stop, and at which node, as far as known."""
-        whose = limit_owner(stop, self.run, None if context is None else context._account)
+        whose = limit_owner(stop, self.run, None if context is None else context._account, self._context.settings.zone)
         # A node rejected by its own budget has not started; that budget has the name of the node.
         node_id = stop.budget if self._halted_at is None and whose == "node" else self._halted_at
         found = {"whose": whose, "node_id": to_json(node_id)}

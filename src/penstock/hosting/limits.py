@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, tzinfo
 from decimal import Decimal
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from penstock import checks
 from penstock.containment.limits import Budget, ExecutionConfig, Limits, seconds_to_ns
@@ -204,6 +206,8 @@ class HostSettings:
     day_blocks: bool = False
     """Whether a host sets parts of the daily budgets aside for its runs, so that calls of all hosts do not contend for
     the same rows; for many workers on PostgreSQL."""
+    day_zone: str = "UTC"
+    """Time zone whose days daily budgets have, such as `Europe/Berlin`; the same for all hosts and gateways."""
     max_wait_s: float = 30
     """How long a call waits for what other calls hold, of its run, its owner or the day; 0 refuses it at once."""
     drain_s: float = 10
@@ -230,9 +234,31 @@ class HostSettings:
         for one in fields(self):
             _check(one.name, getattr(self, one.name))
 
+    @property
+    def zone(self) -> tzinfo:
+        """The time zone `day_zone`."""
+        return zone_named(self.day_zone)
+
+
+def zone_named(name: str, field: str = "day_zone") -> tzinfo:
+    """Return a time zone by its name; raise InvalidValue if there is none. UTC needs no table of zones."""
+    checks.text(field, name)
+    try:
+        return UTC if name == "UTC" else _zone(name)
+    except (KeyError, ValueError, OSError):  # no such zone, no name of one, or the name of a folder of zones
+        raise InvalidValue(field, name, "the name of a time zone, such as Europe/Berlin or UTC") from None
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str) -> tzinfo:
+    """Read a time zone once: later, event loops use it."""
+    return ZoneInfo(name)
+
 
 def _check(name: str, value: Any) -> None:
-    if name in WHOLE:
+    if name == "day_zone":
+        zone_named(value)
+    elif name in WHOLE:
         checks.integer(name, value, minimum=1)
     elif name in POSITIVE or name in ("drain_s", "max_wait_s"):
         checks.seconds(name, value, above_zero=name in POSITIVE)

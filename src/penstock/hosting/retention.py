@@ -131,7 +131,7 @@ async def _wanted_days(context: HostContext) -> set[str]:
     wanted: set[str] = set()
     before: str | None = None
     while page := await context.stores.runs.list(statuses=QUEUED | PARKED | CLAIMED, before=before, limit=PAGE):
-        wanted.update(name for run in page for name in day_accounts(run))
+        wanted.update(name for run in page for name in day_accounts(run, context.settings.zone))
         before = page[-1].id
     return wanted
 
@@ -145,4 +145,4 @@ def _is_past(context: HostContext, name: str) -> bool:
     except ValueError:  # not created by a host
         return False
     kept_ms = round(max(context.settings.keep_days, DAYS_KEPT) * DAY_S * 1_000)
-    return day < day_of(max(0, context.now_ms() - kept_ms))
+    return day < day_of(max(0, context.now_ms() - kept_ms), context.settings.zone)

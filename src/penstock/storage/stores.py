@@ -142,9 +142,10 @@ class Stores:
 CONNECTIONS = 8
 """Connections of one process to PostgreSQL that work at once; with those that listen, nine processes fit into its usual
 100."""
-MIN_CONNECTIONS = 2
-LEDGER_SHARE = 0.375
-"""Part of the connections that is for the ledger: its operations are single statements."""
+MIN_CONNECTIONS = 4
+"""Two for the stores, and one for each side of the ledger: tasks, and callers that block."""
+MAX_CONNECTIONS = 1_000
+MAX_TIMEOUT_S = 86_400.0
 TIMEOUT_S = 10.0
 """Time limit of a statement on PostgreSQL."""
 
@@ -163,8 +164,9 @@ async def open_stores(
     others are for PostgreSQL: how many `connections` work at once, stores and ledger together (up to two more only
     listen), and how long a statement may take.
     """
-    checks.integer("connections", connections, minimum=MIN_CONNECTIONS)
-    checks.seconds("timeout_s", timeout_s, above_zero=True)
+    checks.integer("connections", connections, minimum=MIN_CONNECTIONS, maximum=MAX_CONNECTIONS)
+    if checks.seconds("timeout_s", timeout_s, above_zero=True) > MAX_TIMEOUT_S:
+        raise InvalidValue("timeout_s", timeout_s, f"at most {MAX_TIMEOUT_S:g} seconds")
     scheme = scheme_of(url)
     if scheme == "memory":
         return _open_memory(clock)
@@ -294,9 +296,9 @@ async def _open_sqlite(url: str, clock: Clock, fsync: bool) -> Stores:
 
 
 async def _open_postgres_stores(url: str, clock: Clock, connections: int, timeout_s: float) -> Stores:
-    of_ledger = max(1, round(connections * LEDGER_SHARE))
+    of_ledger = connections // 4  # on each side: its operations are single statements
     async with AsyncExitStack() as opened:
-        database = await _open_postgres(url, connections - of_ledger, timeout_s)
+        database = await _open_postgres(url, connections - 2 * of_ledger, timeout_s)
         opened.push_async_callback(database.close)
         await versions.prepare_postgres(database)
         ledger = await _open_ledger(lambda: _postgres_ledger(url, clock, of_ledger, timeout_s / 2))

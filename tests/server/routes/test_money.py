@@ -13,6 +13,7 @@ from penstock.agents.scripted import ScriptedModel
 from penstock.containment.limits import NO_LIMITS
 from penstock.hosting.durability import ALL
 from penstock.hosting.host import HostSettings
+from penstock.hosting.limits import zone_named
 from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from penstock.server.tokens import create_token
@@ -191,6 +192,17 @@ async def test_budgets_of_the_day_have_what_is_spent_held_and_left() -> None:
         resets = datetime.fromtimestamp(shown["resets_ms"] / 1_000, UTC)
         assert resets == datetime.combine(date.fromisoformat(shown["day"]) + timedelta(days=1), resets.min.time(), UTC)
         assert shown["now_ms"] < shown["resets_ms"]
+
+
+FAR = zone_named("Pacific/Kiritimati")  # read before an event loop would wait for it
+
+
+async def test_budgets_of_the_day_begin_and_end_in_the_time_zone_of_the_server() -> None:
+    async with serving(owner_daily_usd="1", day_zone="Pacific/Kiritimati") as server:
+        shown = await got(server, "/api/budgets")
+        assert shown["day"] == str(datetime.fromtimestamp(shown["now_ms"] / 1_000, FAR).date())
+        resets = datetime.fromtimestamp(shown["resets_ms"] / 1_000, FAR)
+        assert (resets.hour, resets.minute, str(resets.date() - timedelta(days=1))) == (0, 0, shown["day"])
 
 
 async def test_budgets_of_the_day_include_owners_and_teams_of_gateway_keys() -> None:

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import (
     Database,
+    DayZone,
     DbConnections,
     DbTimeout,
     LogFormatOption,
@@ -36,6 +37,7 @@ def gateway(
     db_timeout: DbTimeout = 10,
     daily: Annotated[str | None, dollars("Daily budget of all keys together.", "PENSTOCK_DAILY")] = None,
     user_daily: UserDaily = None,
+    day_zone: DayZone = "UTC",
     team_daily: TeamDaily = None,
     max_output: Annotated[
         int, numeric(whole_number, "N", "Output limit of a request that sets none, in tokens.", minimum=1)
@@ -72,7 +74,7 @@ def gateway(
     from penstock.cli.service.db import named_database, run_on_database
     from penstock.gateway.stored_keys import GatewaySettings
 
-    settings = GatewaySettings(daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value)
+    settings = GatewaySettings(daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value, day_zone)
     price_book = load_price_book(ServiceOptions(prices=prices, unknown_prices=unknown_prices))
     arguments = GatewayArguments(
         host, port, named_database(db), settings, price_book, tuple(upstream or ()), db_connections, db_timeout

@@ -13,6 +13,7 @@ from penstock.cli.options import (
     CostCeiling,
     Daily,
     Database,
+    DayZone,
     DbConnections,
     DbTimeout,
     Drain,
@@ -95,6 +96,7 @@ def serve(
     ] = None,
     user_daily: UserDaily = None,
     daily: Daily = None,
+    day_zone: DayZone = "UTC",
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Serve model APIs below /gateway too, as `penstock gateway` does.")
     ] = False,
@@ -191,6 +193,7 @@ def serve(
             timeout_ceiling_s=timeout_ceiling,
             user_daily=user_daily,
             daily=daily,
+            day_zone=day_zone,
             keep_days=keep_days,
             record_payloads=record_payloads.mode,
             keep_payload_days=keep_payloads,

@@ -99,6 +99,7 @@ class ServeArguments:
     max_running_per_user: int = 8
     user_daily: str | None = None
     daily: str | None = None
+    day_zone: str = "UTC"
     keep_days: float = 30
     record_payloads: RecordPayloads = "off"
     keep_payload_days: float = 7
@@ -237,7 +238,11 @@ def _gateway(arguments: ServeArguments, prices: PriceBook | None) -> GatewayServ
     if options is None:
         return None
     settings = GatewaySettings(
-        arguments.daily, arguments.user_daily, options.team_daily, unknown_cost=options.unknown_cost
+        arguments.daily,
+        arguments.user_daily,
+        options.team_daily,
+        unknown_cost=options.unknown_cost,
+        day_zone=arguments.day_zone,
     )
     return GatewayService(declared_upstreams(options.upstreams), prices or default_prices(), settings)
 
@@ -316,6 +321,7 @@ def host_settings_of(arguments: ServeArguments) -> HostSettings:
         ),
         owner_daily_usd=arguments.user_daily,
         daily_usd=arguments.daily,
+        day_zone=arguments.day_zone,
         keep_days=arguments.keep_days,
         record_payloads=arguments.record_payloads,
         keep_payload_days=arguments.keep_payload_days,

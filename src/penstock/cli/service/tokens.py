@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -290,12 +291,15 @@ async def _token_rows(stores: Stores) -> list[tuple[str, ...]]:
 async def _key_rows(stores: Stores) -> list[tuple[str, ...]]:
     from penstock.gateway.key_accounts import spend_on
     from penstock.hosting.durability import day_of
+    from penstock.hosting.limits import zone_named
     from penstock.runtime.durable.async_ledger import AsyncLedger
     from penstock.server.tokens import all_tokens
 
-    ledger, day = AsyncLedger(stores.ledger), day_of(now_ms())
+    zone = zone_named(os.environ.get("PENSTOCK_DAY_ZONE", "UTC"), "PENSTOCK_DAY_ZONE")
+    ledger, day = AsyncLedger(stores.ledger), day_of(now_ms(), zone)
     return [
-        _key_row(key, await spend_on(ledger, key, day), now_ms()) async for key in all_tokens(stores.tokens, "gateway")
+        _key_row(key, await spend_on(ledger, key, day, zone), now_ms())
+        async for key in all_tokens(stores.tokens, "gateway")
     ]
 
 

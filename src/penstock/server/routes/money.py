@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query
@@ -247,14 +247,15 @@ async def money(
 async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
     """Return the budgets of today: that of all and your own; for admins, those of every owner and team of today."""
     now_ms = service.now_ms()
-    day = day_of(now_ms)
+    zone = service.host.settings.zone
+    day = day_of(now_ms, zone)
     owners, teams = [user.name], list[str]()
     if user.is_admin:
         keys = await service.stores.tokens.list(kinds=("gateway",), limit=MAX_OWNERS)
         owners = await _owners(service, day, {key.name for key in keys})
         teams = sorted({key.team for key in keys if key.team})
     found = await service.host.budgets_of_day(day, owners, teams)
-    midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)
+    midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), zone)
     return BudgetsOfDay(
         day=day,
         now_ms=now_ms,

@@ -227,10 +227,10 @@ async def list_tokens(
 
 @router.get("/{token_id}/spend")
 async def spend(token_id: PathId, service: Service, days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 30) -> SpendShown:
-    """Return what a gateway key has spent on each of the last days (UTC), today included."""
-    key = await _found_key(service, token_id)
-    ledger, wanted = AsyncLedger(service.stores.ledger), days_until(key, day_of(service.now_ms()))[-days:]
-    return SpendShown(token_id=token_id, days=[DaySpend.of(await spend_on(ledger, key, day)) for day in wanted])
+    """Return what a gateway key has spent on each of the last days of the server's budgets, today included."""
+    key, zone = await _found_key(service, token_id), service.host.settings.zone
+    ledger, wanted = AsyncLedger(service.stores.ledger), days_until(key, day_of(service.now_ms(), zone), zone)[-days:]
+    return SpendShown(token_id=token_id, days=[DaySpend.of(await spend_on(ledger, key, day, zone)) for day in wanted])
 
 
 @router.get("/{token_id}/bills")
@@ -352,8 +352,10 @@ async def _shown(service: ServerState, token: TokenRecord, own: Token | None) ->
 
 async def _gateway_key(service: ServerState, key: TokenRecord) -> GatewayKeyShown:
     limits, today = key.limits or {}, None
+    zone = service.host.settings.zone
     with suppress(LedgerUnavailable):  # the figures are only shown
-        today = DaySpend.of(await spend_on(AsyncLedger(service.stores.ledger), key, day_of(service.now_ms())))
+        day = day_of(service.now_ms(), zone)
+        today = DaySpend.of(await spend_on(AsyncLedger(service.stores.ledger), key, day, zone))
     return GatewayKeyShown(
         team=key.team,
         daily_usd=limits.get("daily_usd"),
