@@ -12,6 +12,7 @@ from penstock.cli.options import (
     AllowModels,
     CostCeiling,
     Daily,
+    DailyBlocks,
     Database,
     Drain,
     EngineUrl,
@@ -91,6 +92,7 @@ def serve(
     ] = None,
     user_daily: UserDaily = None,
     daily: Daily = None,
+    daily_blocks: DailyBlocks = False,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Serve model APIs below /gateway too, as `penstock gateway` does.")
     ] = False,
@@ -185,6 +187,7 @@ def serve(
             timeout_ceiling_s=timeout_ceiling,
             user_daily=user_daily,
             daily=daily,
+            daily_blocks=daily_blocks,
             keep_days=keep_days,
             record_payloads=record_payloads.mode,
             keep_payload_days=keep_payloads,

@@ -96,6 +96,7 @@ class ServeArguments:
     max_running_per_user: int = 8
     user_daily: str | None = None
     daily: str | None = None
+    daily_blocks: bool = False
     keep_days: float = 30
     record_payloads: RecordPayloads = "off"
     keep_payload_days: float = 7
@@ -311,6 +312,7 @@ def host_settings_of(arguments: ServeArguments) -> HostSettings:
         ),
         owner_daily_usd=arguments.user_daily,
         daily_usd=arguments.daily,
+        day_blocks=arguments.daily_blocks,
         keep_days=arguments.keep_days,
         record_payloads=arguments.record_payloads,
         keep_payload_days=arguments.keep_payload_days,

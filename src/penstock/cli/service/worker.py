@@ -10,6 +10,7 @@ from penstock.cli.exits import Refused
 from penstock.cli.options import (
     AllowModels,
     Daily,
+    DailyBlocks,
     Database,
     Drain,
     EngineUrl,
@@ -46,6 +47,7 @@ def worker(
     max_running_per_user: MaxRunningPerUser = 8,
     user_daily: UserDaily = None,
     daily: Daily = None,
+    daily_blocks: DailyBlocks = False,
     record_payloads: RecordPayloads = PayloadRecording.OFF,
     lease: Lease = 15,
     drain: Drain = 10,
@@ -84,6 +86,7 @@ def worker(
             max_running_per_user=max_running_per_user,
             user_daily=user_daily,
             daily=daily,
+            daily_blocks=daily_blocks,
             record_payloads=record_payloads.mode,
             lease_s=lease,
             drain_s=drain,
