@@ -473,14 +473,15 @@ async def _waiting_for_locks(url: str, starts: float) -> float:
     """How many connections wait for a lock of another one, on average while the processes spend."""
     import asyncpg
 
-    connection, samples = await asyncpg.connect(url), []
+    connection = await asyncpg.connect(url)
+    samples: list[int] = []
     await asyncio.sleep(max(0.0, starts + SPENDS_S / 4 - time.time()))
     while time.time() < starts + SPENDS_S:
         query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         samples.append(await connection.fetchval(query))
         await asyncio.sleep(0.05)
     await connection.close()
-    return statistics.mean(samples)
+    return float(statistics.mean(samples))
 
 
 def _budget(where: Where, rounds: int) -> Table:
@@ -489,18 +490,17 @@ def _budget(where: Where, rounds: int) -> Table:
     for _ in range(rounds):
         for in_blocks, rates in found.items():
             url = asyncio.run(new_schema(where))
-            run_fresh(
-                "benchmarks.engines", "spend", None, {"url": url, "name": "first", "in_blocks": False, "starts": 0}
-            )
-            arguments = {"url": url, "in_blocks": in_blocks, "starts": time.time() + 4}
+            made = {"url": url, "name": "first", "in_blocks": False, "starts": 0}  # the tables
+            run_fresh("benchmarks.engines", "spend", None, made)
+            starts = time.time() + 4
+            workers = [
+                {"url": url, "name": f"worker{number}", "in_blocks": in_blocks, "starts": starts}
+                for number in range(PROCESSES)
+            ]
             with ThreadPoolExecutor(PROCESSES) as pool:
-                each = pool.map(
-                    lambda name, given=arguments: run_fresh(
-                        "benchmarks.engines", "spend", None, {**given, "name": name}
-                    ),
-                    [f"worker{number}" for number in range(PROCESSES)],
-                )
-            rates.append(sum(one["calls"] for one in each) / SPENDS_S)
+                each = [pool.submit(run_fresh, "benchmarks.engines", "spend", None, one) for one in workers]
+                waiting[in_blocks].append(asyncio.run(_waiting_for_locks(where["postgres"], starts)))
+                rates.append(sum(one.result()["calls"] for one in each) / SPENDS_S)
     labels = {False: "each call locks the day's row", True: "in blocks (--daily-blocks)"}
     rows: list[tuple[Cell, ...]] = [
         (label, max(found[kind]), statistics.median(found[kind]), statistics.median(waiting[kind]))
