@@ -22,13 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
 from benchmarks._peers import PEERS, load, python_of
 from benchmarks._report import Cell, Table, main
-from benchmarks._rounds import Contestant, expect, measure, play, versions
+from benchmarks._rounds import Contestant, expect, measure, play, run_fresh, versions
 
 TURNS = {"small": 3, "long": 20}
 """Calls of the model, with a call of the tool between each two."""
@@ -420,6 +421,100 @@ async def _until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+# One daily budget, from which many workers pay.
+
+PROCESSES, TASKS, SPENDS_S = 4, 8, 4.0
+
+
+def spend(url: str, name: str, in_blocks: bool, starts: float) -> dict[str, Any]:
+    """Hold and settle calls of many runs below one daily budget; how many in the time that all processes have."""
+
+    async def spending() -> int:
+        from penstock.clock import SYSTEM_CLOCK
+        from penstock.containment.ledger import Amounts
+        from penstock.containment.limits import Limits
+        from penstock.runtime.durable.async_ledger import AsyncLedger
+        from penstock.runtime.durable.blocks import Blocks
+        from penstock.runtime.durable.shared import SharedBudget
+        from penstock.storage import open_stores
+
+        day, calls = "all:2026-01-02", 0
+        async with await open_stores(url) as stores:
+            ledger = AsyncLedger(stores.ledger)
+            await ledger.open_account(day, Limits(cost_nanos=10**15))
+            own = Blocks(ledger, name, SYSTEM_CLOCK)
+            until = starts + SPENDS_S
+
+            async def runs(task: int) -> None:
+                nonlocal calls
+                for number in range(1_000_000):
+                    run = f"{name}-{task}-{number}"
+                    parent = await own.account_for([day]) if in_blocks else day
+                    await ledger.open_account(f"run:{run}", Limits(), parent=parent)
+                    above = [parent, day] if in_blocks else [day]
+                    shared = SharedBudget(stores.ledger, f"run:{run}", prefix=f"{run}/1-m", above=above)
+                    for call in range(20):
+                        if time.time() >= until:
+                            return
+                        expect("answer", await shared.take(shared.key(str(call)), Amounts(10**7), False), None)
+                        shared.settled(shared.key(str(call)), Amounts(10**6), True)
+                        await shared.aflush()
+                        calls += 1
+
+            await asyncio.sleep(max(0.0, starts - time.time()))
+            await asyncio.gather(*(runs(task) for task in range(TASKS)))
+            await own.close()
+            return calls
+
+    return {"calls": asyncio.run(spending())}
+
+
+async def _waiting_for_locks(url: str, starts: float) -> float:
+    """How many connections wait for a lock of another one, on average while the processes spend."""
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    samples: list[int] = []
+    await asyncio.sleep(max(0.0, starts + SPENDS_S / 4 - time.time()))
+    while time.time() < starts + SPENDS_S:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        samples.append(await connection.fetchval(query))
+        await asyncio.sleep(0.05)
+    await connection.close()
+    return float(statistics.mean(samples))
+
+
+def _budget(where: Where, rounds: int) -> Table:
+    found: dict[bool, list[float]] = {False: [], True: []}
+    waiting: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(rounds):
+        for in_blocks, rates in found.items():
+            url = asyncio.run(new_schema(where))
+            made = {"url": url, "name": "first", "in_blocks": False, "starts": 0}  # the tables
+            run_fresh("benchmarks.engines", "spend", None, made)
+            starts = time.time() + 4
+            workers = [
+                {"url": url, "name": f"worker{number}", "in_blocks": in_blocks, "starts": starts}
+                for number in range(PROCESSES)
+            ]
+            with ThreadPoolExecutor(PROCESSES) as pool:
+                each = [pool.submit(run_fresh, "benchmarks.engines", "spend", None, one) for one in workers]
+                waiting[in_blocks].append(asyncio.run(_waiting_for_locks(where["postgres"], starts)))
+                rates.append(sum(one.result()["calls"] for one in each) / SPENDS_S)
+    labels = {False: "each call locks the day's row", True: "in blocks (--daily-blocks)"}
+    rows: list[tuple[Cell, ...]] = [
+        (label, max(found[kind]), statistics.median(found[kind]), statistics.median(waiting[kind]))
+        for kind, label in labels.items()
+    ]
+    return Table(
+        "How many calls a second does one daily budget take?",
+        f"Calls held and settled on one PostgreSQL by {PROCESSES} processes of {TASKS} tasks, in runs of 20 calls; the "
+        "processes share the machine's cores with PostgreSQL.",
+        ("", "best calls/s", "median calls/s", "connections that wait for a row"),
+        rows,
+    )
+
+
 # The servers, and the tables.
 
 
@@ -481,7 +576,7 @@ def ask(quick: bool) -> list[Table]:
                 python_of(peer)
     with servers() as where:
         costs = [_cost(where, size, turns, quick) for size, turns in TURNS.items()]
-        return [*costs, _take_over(where, 1 if quick else 3)]
+        return [_budget(where, 1 if quick else 3), *costs, _take_over(where, 1 if quick else 3)]
 
 
 def _cost(where: Where, size: str, turns: int, quick: bool) -> Table:
@@ -489,7 +584,7 @@ def _cost(where: Where, size: str, turns: int, quick: bool) -> Table:
     runs = (10 if quick else 40) if size == "small" else (5 if quick else 15)
     play(
         taking_part,
-        1 if quick else 3,
+        1 if quick else 2,
         lambda one: measure(
             one, "benchmarks.engines", "run_program", LIMIT_S, kind=one.name, where=where, turns=turns, runs=runs
         ),

@@ -23,6 +23,7 @@ from penstock.errors import (
     PenstockError,
     RunEnded,
     StepTimeout,
+    UnderAnother,
 )
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
 
@@ -36,6 +37,7 @@ ONE_OF_EACH: list[PenstockError] = [
     RunEnded("run-1", "a call was started"),
     LedgerError("a hold that is settled cannot become settled"),
     KeyTaken("run/1/n000002", "hold 'run/1/n000002' is settled"),
+    UnderAnother("run:a", "all:2026-01-02", "user:ann:2026-01-02"),
     LedgerUnavailable("the disk is full"),
     DeadlockError("terminal", 30.0, "'edit' still has it"),
     StepTimeout("fetch", 50),

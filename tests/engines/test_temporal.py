@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowHistory
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHistory
 from temporalio.worker import Replayer
+from temporalio.workflow import NondeterminismError
 
 from penstock.agents.scripted import ScriptedModel
 from penstock.engines.temporal import TemporalEngine, TemporalSettings
@@ -27,6 +32,8 @@ __all__ = ["postgres_schemas", "postgres_server", "postgres_url", "temporal_serv
 
 CANARY = "canary-7f3a"
 MAX_EVENTS = 15
+SHORT = "penstock.engines.temporal.workflow.MAX_WAITS"
+HISTORIES = Path(__file__).parent / "histories"
 OUT = ("out", "output", {})
 
 
@@ -63,6 +70,36 @@ async def history_of(fleet: Fleet, run_id: str) -> WorkflowHistory:
 
     found: WorkflowHistory = await on_temporal(fleet, fetch)
     return found
+
+
+def recorded(name: str, history: WorkflowHistory) -> None:
+    """Keep a history of this version for the tests of later ones, under `UPDATE_SNAPSHOTS=1`."""
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        HISTORIES.mkdir(exist_ok=True)
+        kept = json.loads(re.sub(r"\b\d+@[\w.-]+", "client", history.to_json()), object_hook=_without_places)
+        text = json.dumps(kept, indent=1)
+        (HISTORIES / f"{name}.json").write_text(f"{text}\n")
+
+
+def _without_places(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key != "stackTrace"}
+
+
+async def test_recorded_histories_are_replayed_by_the_workflow_of_today(
+    temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that waits for months is continued by newer workers: what its history has is what they would do, too."""
+    names = ["plain", "broken", "waits", "poor", "cancelled", "continued"]
+    assert {file.stem for file in HISTORIES.glob("*.json")} == {*names}
+    histories = {name: WorkflowHistory.from_json(name, (HISTORIES / f"{name}.json").read_text()) for name in names}
+    await replayed([histories[name] for name in names[:-1]])
+    with monkeypatch.context() as patch:
+        patch.setattr(SHORT, 2)
+        await replayed([histories["continued"]])
+    # What this would find: a workflow that does something else.
+    monkeypatch.setattr(RunWorkflow, "_show", lambda self, status: None)
+    with pytest.raises(NondeterminismError):
+        await replayed([histories["waits"]])
 
 
 async def replayed(histories: list[WorkflowHistory]) -> None:
@@ -106,6 +143,8 @@ async def test_a_history_is_short_has_none_of_the_run_and_is_replayed(
         assert (await front.wait("poor")).output == CANARY
         histories = [await history_of(fleet, run_id) for run_id in ("plain", "broken", "waits", "poor")]
         described = await on_temporal(fleet, client_of(fleet).get_workflow_handle(await id_of(fleet, "plain")).describe)
+    for name, history in zip(("plain", "broken", "waits", "poor"), histories, strict=True):
+        recorded(name, history)
     found = described.typed_search_attributes.search_attributes
     shown = {pair.key.name: pair.value for pair in found if pair.key.name.startswith("Penstock")}
     assert shown == {"PenstockGraph": "echo", "PenstockOwner": "ann", "PenstockStatus": "completed"}
@@ -132,12 +171,18 @@ async def test_a_run_whose_workflow_is_cancelled_is_cancelled(
         for run_id in ("runs", "waits"):
             left = await fleet.until(run_id, "cancelled")
             assert left.error == "cancelled in Temporal"
+        handle = client_of(fleet).get_workflow_handle(await id_of(fleet, "waits"))
+        with pytest.raises(WorkflowFailureError):
+            await on_temporal(fleet, handle.result)
+        history = await on_temporal(fleet, handle.fetch_history)
+    recorded("cancelled", history)
+    await replayed([history])
 
 
 async def test_a_long_wait_continues_as_a_new_workflow(
     postgres_url: str, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engines.temporal.workflow.MAX_WAITS", 2)
+    monkeypatch.setattr(SHORT, 2)
     monkeypatch.setattr(dispatched, "FIRST_WAIT_MS", 1)
     settings = replace(SETTINGS, max_running_per_owner=1)
     async with fleet_of(postgres_url, temporal_server.url()) as fleet:
@@ -153,6 +198,8 @@ async def test_a_long_wait_continues_as_a_new_workflow(
         assert (await fleet.front.wait("second")).status == "completed"
         old = client_of(fleet).get_workflow_handle(await id_of(fleet, "second"), run_id=first)
         status = (await on_temporal(fleet, old.describe)).status
+        history = await on_temporal(fleet, old.fetch_history)
+        recorded("continued", history)
         assert (status, first == now) == (WorkflowExecutionStatus.CONTINUED_AS_NEW, False)
 
 

@@ -253,6 +253,13 @@ def numeric(
 
 
 Daily = Annotated[str | None, dollars("Daily budget of all users together.")]
+DailyBlocks = Annotated[
+    bool,
+    typer.Option(
+        "--daily-blocks",
+        help="Set parts of the daily budgets aside for each server and worker; for many of them on PostgreSQL.",
+    ),
+]
 MaxRunning = Annotated[int, numeric(whole_number, "N", "Maximum number of concurrent runs.", minimum=1)]
 MaxRunningPerUser = Annotated[
     int, numeric(whole_number, "N", "Maximum number of concurrent runs of each user.", minimum=1)

@@ -10,7 +10,7 @@ A run that has not ended has a worker that writes its events, so its bills are r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 

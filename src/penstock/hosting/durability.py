@@ -204,26 +204,39 @@ async def open_accounts(context: HostContext, run: RunRecord) -> Sequence[str]:
 
     Returns the accounts above it, the lowest first.
     """
+    may_be_in_block = context.settings.day_blocks and run.epoch == 1 and "of" not in run.origin
     try:
-        return await _open_account(context, run)
+        return await _open_account(context, run, may_be_in_block)
     except LedgerUnavailable:
         raise
     except (KeyError, LedgerError) as error:  # a remembered account was removed, or moved by another host
-        if isinstance(error, UnderAnother) and is_block(error.above):  # a block of the run's worker before this one
-            await end_block(context.ledger, error.above)
         context.accounts.clear()
-        return await _open_account(context, run)
+        if isinstance(error, UnderAnother) and is_block(error.above):
+            return await _without_block(context, run, error.above)
+        return await _open_account(context, run, may_be_in_block)
 
 
-async def _open_account(context: HostContext, run: RunRecord) -> Sequence[str]:
+async def _open_account(context: HostContext, run: RunRecord, may_be_in_block: bool) -> Sequence[str]:
     levels = await _open_day_accounts(context, run)
     above = [*levels]
-    if levels and context.settings.day_blocks and run.epoch == 1 and "of" not in run.origin:
+    if levels and may_be_in_block:
         account = await context.blocks.account_for(levels)
         above = above if account == levels[-1] else [*levels, account]
     limits = ceilings_of(run.limits).in_ledger
     await _open(context.ledger, RUNS + run.id, limits, above[-1] if above else None)
     return above[::-1]
+
+
+async def _without_block(context: HostContext, run: RunRecord, block: str) -> Sequence[str]:
+    """Open the account of a run that began in a block of another host, which ends with that."""
+    await end_block(context.ledger, block)
+    try:
+        return await _open_account(context, run, may_be_in_block=False)
+    except UnderAnother as error:
+        if error.above != block:
+            raise
+    # The block was a part of other accounts than this host would open: there the run stays.
+    return [block, *(await _open_day_accounts(context, run))[::-1]]
 
 
 async def _open_day_accounts(context: HostContext, run: RunRecord) -> Sequence[str]:

@@ -12,6 +12,7 @@ from penstock.cli.options import (
     AllowModels,
     CostCeiling,
     Daily,
+    DailyBlocks,
     Database,
     DayZone,
     DbConnections,
@@ -97,6 +98,7 @@ def serve(
     user_daily: UserDaily = None,
     daily: Daily = None,
     day_zone: DayZone = "UTC",
+    daily_blocks: DailyBlocks = False,
     gateway: Annotated[
         bool, typer.Option("--gateway", help="Serve model APIs below /gateway too, as `penstock gateway` does.")
     ] = False,
@@ -194,6 +196,7 @@ def serve(
             user_daily=user_daily,
             daily=daily,
             day_zone=day_zone,
+            daily_blocks=daily_blocks,
             keep_days=keep_days,
             record_payloads=record_payloads.mode,
             keep_payload_days=keep_payloads,

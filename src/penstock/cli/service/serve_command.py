@@ -100,6 +100,7 @@ class ServeArguments:
     user_daily: str | None = None
     daily: str | None = None
     day_zone: str = "UTC"
+    daily_blocks: bool = False
     keep_days: float = 30
     record_payloads: RecordPayloads = "off"
     keep_payload_days: float = 7
@@ -322,6 +323,7 @@ def host_settings_of(arguments: ServeArguments) -> HostSettings:
         owner_daily_usd=arguments.user_daily,
         daily_usd=arguments.daily,
         day_zone=arguments.day_zone,
+        day_blocks=arguments.daily_blocks,
         keep_days=arguments.keep_days,
         record_payloads=arguments.record_payloads,
         keep_payload_days=arguments.keep_payload_days,

@@ -10,6 +10,7 @@ from penstock.cli.exits import Refused
 from penstock.cli.options import (
     AllowModels,
     Daily,
+    DailyBlocks,
     Database,
     DayZone,
     DbConnections,
@@ -52,6 +53,7 @@ def worker(
     user_daily: UserDaily = None,
     daily: Daily = None,
     day_zone: DayZone = "UTC",
+    daily_blocks: DailyBlocks = False,
     record_payloads: RecordPayloads = PayloadRecording.OFF,
     lease: Lease = 15,
     drain: Drain = 10,
@@ -93,6 +95,7 @@ def worker(
             user_daily=user_daily,
             daily=daily,
             day_zone=day_zone,
+            daily_blocks=daily_blocks,
             record_payloads=record_payloads.mode,
             lease_s=lease,
             drain_s=drain,

@@ -39,6 +39,7 @@ HOST_SETTINGS: dict[str, tuple[Section, str, str]] = {
     "owner_daily_usd": ("money", "Daily budget of each user", "--user-daily"),
     "daily_usd": ("money", "Daily budget of all users together", "--daily"),
     "day_zone": ("money", "Time zone whose days daily budgets have", "--day-zone"),
+    "day_blocks": ("money", "Parts of the daily budgets are set aside for each server and worker", "--daily-blocks"),
     "max_wait_s": ("money", "How long a call waits for money that other calls hold", ""),
     "lease_s": ("runs", "Runs of a server that is silent for this long are taken over", "--lease"),
     "tick_s": ("runs", "Interval of looking for cancel requests and answers", ""),
