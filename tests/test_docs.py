@@ -29,12 +29,19 @@ NOT_RUN: Mapping[str, list[str]] = {}
 
 SHOWN = {
     "ceiling.py": "the ledger and the invoice are the same",
+    "contained_crew.py": "",  # without its framework it says what to install; `make adopt` runs it
     "contained_langgraph.py": "",
     "existing_code.py": "invoice $0.045000 for 10 model calls",
     "map_reduce.py": "read 40 of 40 documents",
+    "mcp_tools.py": "stopped $0.01 spent of the $0.01",
+    "nightly_batch.py": "night 2 13 of 13 documents",
+    "node_program.py": "exit code 3",
     "rag.py": "answer [Columbia 2003] Survey of the Columbia river",
+    "replay_evaluation.py": "research paid 10 times for the first writer, 0 for the second",
     "research.py": "check [is this right: [a report from search and archive and interview]]",
     "support_chat.py": "answer Done: $40 paid back for A-17.",
+    "temporal_fleet.py": "a fleet needs PostgreSQL and Temporal",  # tests/engines runs it on both
+    "tenants.py": "north asks for a run of south: 404",
     "threads.py": "The ceiling held.",
 }
 """A part of what each example prints: the point of it, which its output proves."""

@@ -124,3 +124,13 @@ async def test_a_frozen_worker_and_a_killed_one_are_replaced_and_disturb_nothing
             output = (processes[other].stdout or StringIO()).read()
     assert (code, output.splitlines()[-1]) == (0, "stopped"), output
     assert f"queues {fleet.queue}" in output
+
+
+def test_the_example_of_a_fleet_runs_and_repeats_no_model_call(
+    temporal_server: TemporalServer, postgres_url: str
+) -> None:
+    program = Path(__file__).parents[2] / "examples" / "temporal_fleet.py"
+    command = [sys.executable, str(program), "--db", postgres_url, "--engine", temporal_server.url()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "drafts     6 model calls for 6 drafts" in ended.stdout

@@ -46,6 +46,9 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 }
 """The packages of each program's environment."""
 
+EXAMPLES = {"langgraph": "contained_langgraph.py", "crewai": "contained_crew.py"}
+"""Programs of `examples/` that need a framework."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -62,15 +65,38 @@ def main(names: list[str]) -> int:
         return 2
     prefix = isolation()
     results = _read_results()
+    failed = 0
     for name in names or FRAMEWORKS:
         print(f"{name} …", flush=True)
         results[name] = _drive(name, prefix)
         _write_results(results)
+        if name in EXAMPLES and (problem := run_example(name, prefix)):
+            failed += 1
+            print(f"examples/{EXAMPLES[name]}: {problem}", flush=True)
     rendered = table({name: (results[name].lines, results[name].problem) for name in FRAMEWORKS if name in results})
     print(rendered)
     write_part(PAGE, "adopt", rendered)
     lines = [line for result in results.values() for line in result.lines]
-    return int(any(judge(line) in (Verdict.LEAKS, Verdict.LATE) for line in lines))
+    return int(bool(failed) or any(judge(line) in (Verdict.LEAKS, Verdict.LATE) for line in lines))
+
+
+def run_example(name: str, prefix: list[str]) -> str:
+    """Run the example of a framework in its environment; return what is wrong, or an empty string."""
+    try:
+        python = environment(BUILD / name, [*FRAMEWORKS[name], *PENSTOCK_NEEDS])
+    except NotInstalled as error:
+        return f"not installed: {error}"
+    home = BUILD / "home"
+    command = [*prefix, str(python), str(ROOT / "examples" / EXAMPLES[name])]
+    try:
+        ended = subprocess.run(
+            command, cwd=home, env=variables(home), capture_output=True, text=True, timeout=MAX_PROGRAM_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"did not end: {error}"
+    if ended.returncode != 0:
+        return f"exited {ended.returncode}: {last_line(ended.stdout + ended.stderr)}"
+    return "the framework is missing" if "pip install" in ended.stdout else ""
 
 
 def _drive(name: str, prefix: list[str]) -> Result:
