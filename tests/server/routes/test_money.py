@@ -77,6 +77,15 @@ async def got(server: Served, path: str, user: str = "root") -> Any:
 RUNS = (("ann", "two"), ("ann", "one"), ("bob", "two"), ("bob", "one"), ("bob", "one"))
 
 
+async def test_a_sum_of_which_nothing_is_known_is_null_and_not_zero() -> None:
+    async with serving() as server:
+        await ran(server, ("ann", "free"))
+        money = await got(server, "/api/money?by=model")
+        assert [(one["cost_usd"], one["unknown_costs"]) for one in (money["total"], *money["sums"])] == [(None, 1)] * 2
+        await ran(server, ("ann", "one"))
+        assert (await got(server, "/api/money"))["total"]["cost_usd"] == 0.01
+
+
 async def test_sums_by_every_key_equal_the_records_and_the_ledger() -> None:
     async with serving() as server:
         await ran(server, *RUNS)
@@ -149,7 +158,7 @@ async def test_unknown_and_unresolved_costs_are_shown_apart() -> None:
         assert resolved.status_code == 200, resolved.text
         assert (await got(server, "/api/bills"))["runs"] == []
         by_model = {one["model"]: one["cost_usd"] for one in (await got(server, "/api/money?by=model"))["sums"]}
-        assert by_model == {"gpt-small": 0.01, "lossy": 0.02, "new-model": 0}
+        assert by_model == {"gpt-small": 0.01, "lossy": 0.02, "new-model": None}
 
 
 async def test_runs_in_progress_are_shown_apart() -> None:

@@ -654,7 +654,7 @@ export interface MoneySum {
   node?: string | null;
   runs: number | null;
   calls: number;
-  cost_usd: number;
+  cost_usd: number | null;
   cost_nanos: number;
   tokens_in: number;
   tokens_out: number;

@@ -26,7 +26,7 @@ from penstock.hosting.ports import (
     SpendingKey,
     SpendingSum,
 )
-from penstock.money import to_usd
+from penstock.money import known_usd, to_usd
 from penstock.runtime.billing.prices import PriceBook, Source
 from penstock.server.errors import ApiError
 from penstock.server.schemas import BillShown, Shown
@@ -80,7 +80,9 @@ class MoneySum(Shown):
     node: str | None = Field(None, description="Node of the graph; empty for costs known of runs as a whole only")
     runs: int | None = Field(description="Null in sums by model or node, where a run counts in several")
     calls: int = Field(description="Number of model calls")
-    cost_usd: float = Field(description="A lower bound if there are `unknown_costs`")
+    cost_usd: float | None = Field(
+        description="A lower bound if there are `unknown_costs`; null if nothing of it is known"
+    )
     cost_nanos: int
     tokens_in: int
     tokens_out: int
@@ -353,7 +355,7 @@ def _shown(one: SpendingSum, by_run: bool) -> MoneySum:
     fields: dict[str, Any] = one._asdict()
     fields["day"] = None if one.day is None else EPOCH + timedelta(days=one.day)
     fields["runs"] = one.runs if by_run else None
-    return MoneySum(**fields, cost_usd=to_usd(one.cost_nanos))
+    return MoneySum(**fields, cost_usd=known_usd(one.cost_nanos, one.unknown_costs))
 
 
 def _submitted_between(first: date, last: date) -> tuple[int, int]:
