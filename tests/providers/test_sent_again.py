@@ -6,6 +6,7 @@ A provider of 25 cents a call, a ceiling of 50 cents, and one request that every
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gzip
 import http.client
 from collections.abc import Awaitable, Callable, Generator
@@ -19,7 +20,8 @@ import pytest
 import requests
 import urllib3
 
-from penstock import BudgetExceededError, ExecutionContext, contain
+from penstock import BudgetExceededError, CancelledError, ExecutionContext, contain
+from penstock.errors import RunEnded
 from penstock.providers import UncontainedRequest, contained_client
 from penstock.providers.current import already_held
 from penstock.providers.http.forms import MAX_REDIRECTED, form_of, note_redirect
@@ -537,6 +539,19 @@ def test_a_strict_run_refuses_a_request_around_the_transport(send: Callable[[str
     assert isinstance(refused, UncontainedRequest)
     assert refused.run_id == run.run_id
     assert server.requests == ()
+
+
+@pytest.mark.parametrize("send", AROUND)
+def test_a_request_around_the_transport_is_refused_once_its_run_has_ended(send: Callable[[str], Any]) -> None:
+    with FakeProviderServer() as server:
+        with limits(server, max_cost_usd=1) as run:
+            context = contextvars.copy_context()
+        assert isinstance(context.run(outcome, lambda: send(server.url + CHAT)), RunEnded)
+        with limits(server, max_cost_usd=1) as run:
+            run.abort("enough")
+            assert isinstance(outcome(lambda: send(server.url + CHAT)), CancelledError)
+    assert server.requests == ()
+    assert run.uncontained_requests == 0
 
 
 async def test_an_async_request_around_the_transport_is_reported() -> None:

@@ -22,7 +22,8 @@ import websocket
 import websockets.asyncio.client
 import websockets.sync.client
 
-from penstock import contain, contained
+from penstock import CancelledError, contain, contained
+from penstock.errors import RunEnded
 from penstock.providers import UncontainedRequest
 from penstock.providers.current import already_held
 from tests.providers.sdk_calls import outcome
@@ -195,6 +196,28 @@ def test_a_websocket_outside_of_a_block_is_reported_while_a_block_is_open(way: O
         warnings.simplefilter("error", RuntimeWarning)
         assert opened(way, server) is None
     assert (run.uncontained_requests, len(server.paths)) == (1, 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_websocket_is_refused_once_its_run_was_stopped_or_has_ended(way: Open, server: Handshakes) -> None:
+    outcomes: list[Any] = []
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: (ended.wait(60), outcomes.append(opened(way, server))))
+    with contain(max_cost_usd=1) as run, contained(run, on_stop="ignore"):
+        thread.start()
+        run.abort("enough")
+        outcomes.append(opened(way, server))
+    ended.set()
+    thread.join()
+    stopped, late = outcomes
+    assert isinstance(stopped, CancelledError)
+    assert isinstance(late, CancelledError)  # the stop of the run, as for any other request
+    with contain(max_cost_usd=1) as run:
+        block = contained(run)
+        with block:
+            context = contextvars.copy_context()
+    assert isinstance(context.run(opened, way, server), RunEnded)
+    assert (server.paths, run.uncontained_requests) == ([], 0)
 
 
 def test_a_websocket_whose_cost_the_caller_holds_is_not_reported(server: Handshakes) -> None:

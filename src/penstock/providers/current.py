@@ -68,7 +68,7 @@ def pass_by(method: str, host: str, path: str, headers: Mapping[str, str]) -> No
     if not scopes:
         uncontained.pass_by(method, host, path, headers)
     elif (terms := scopes[-1]) is not None:
-        uncontained.pass_by(method, host, path, headers, terms.context._run)
+        uncontained.pass_by(method, host, path, headers, terms)
 
 
 def open_socket(host: str, path: str) -> None:
@@ -78,7 +78,7 @@ def open_socket(host: str, path: str) -> None:
         if uncontained.is_watching:
             uncontained.open_socket(host, path)
     elif (terms := scopes[-1]) is not None:
-        uncontained.open_socket(host, path, terms.context._run)
+        uncontained.open_socket(host, path, terms)
 
 
 def may_apply(method: str) -> bool:

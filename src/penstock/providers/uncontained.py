@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping
 
 from penstock.errors import PenstockError
-from penstock.providers.http.exchange import Terms
+from penstock.providers.http.exchange import Terms, refuse_after_stop
 from penstock.providers.http.forms import form_of, is_model_socket
 from penstock.providers.http.request import COMMON_PATHS, parse_request
 from penstock.providers.reading.families import in_the_families
@@ -98,28 +98,34 @@ def judge(method: str, host: str, path: str, headers: Mapping[str, str], content
     return None
 
 
-def pass_by(method: str, host: str, path: str, headers: Mapping[str, str], own: Run | None = None) -> None:
+def pass_by(method: str, host: str, path: str, headers: Mapping[str, str], own: Terms | None = None) -> None:
     """Report a request that cannot be contained where it is made; raise if it is refused.
 
-    `own` is the run to which it would belong.
+    `own` are the terms of the run to which it would belong.
     """
     if _is_model_request(method, host, path, headers):
-        _refuse_or_report(host, _concerned(own), AROUND)
+        _refuse_or_report(host, _concerned(host, own), AROUND)
 
 
-def open_socket(host: str, path: str, own: Run | None = None) -> None:
+def open_socket(host: str, path: str, own: Terms | None = None) -> None:
     """Report a WebSocket that is about to be opened, if model requests are sent over it; raise if it is refused.
 
-    `own` is the run to which the requests would belong.
+    `own` are the terms of the run to which the requests would belong.
     """
     if is_model_socket(host, path):
-        _refuse_or_report(host, _concerned(own), OVER_A_SOCKET)
+        _refuse_or_report(host, _concerned(host, own), OVER_A_SOCKET)
 
 
-def _concerned(own: Run | None) -> list[Run]:
-    """Return the runs to which a request is reported that cannot be contained: its own first, if it has one."""
-    others = [run for terms in open_terms() if (run := terms.context._run) is not own]
-    return others if own is None else [own, *others]
+def _concerned(host: str, own: Terms | None) -> list[Run]:
+    """Return the runs to which a request is reported that cannot be contained: its own first, if it has one.
+
+    Raises if its own run has ended or was stopped: a report would come too late.
+    """
+    if own is None:
+        return [terms.context._run for terms in open_terms()]
+    refuse_after_stop(own, f"a model request to {host}")
+    run = own.context._run
+    return [run, *(other for terms in open_terms() if (other := terms.context._run) is not run)]
 
 
 def _refuse_or_report(host: str, runs: list[Run], why: str) -> None:

@@ -31,7 +31,7 @@ from penstock.runtime.admission import admit as admit_call
 from penstock.runtime.admission import after_end, await_room, refuse, wait_for_room
 from penstock.runtime.billing.error_bill import ErrorBill, is_free_status
 from penstock.runtime.billing.usage import Usage
-from penstock.runtime.call import Call, CallSpec, blank, running_call
+from penstock.runtime.call import Call, CallSpec, blank, running_call, stop_of, stopped
 from penstock.runtime.cancellation import CancellationToken
 from penstock.runtime.clamping import clamp
 from penstock.runtime.context import innermost
@@ -252,6 +252,16 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
         if not may_run and exchange.call.waiter is None:
             raise exchange.refusal()
     return exchange
+
+
+def refuse_after_stop(terms: Terms, what: str) -> None:
+    """Raise what a model call of these terms would raise if its run has ended or was stopped."""
+    context = innermost(terms.context)
+    _must_be_open(context, what)
+    token = context._token
+    if token.is_cancelled:
+        error = stopped(context, stop_of(token))
+        raise error if isinstance(error, CancelledError) else in_the_families(error)
 
 
 def allowance_of(request: ModelRequest, output_tokens: int) -> Allowance:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from penstock.providers.current import may_apply, open_socket
 from penstock.providers.hooks import Method, Patch
+from penstock.providers.stacks.flight import shut_down
 
 
 def check_upgrade(method: str, host: str, path: str, headers: Mapping[str, str]) -> None:
@@ -26,9 +27,7 @@ def check_upgrade(method: str, host: str, path: str, headers: Mapping[str, str])
 
 def _handshake(original: Method) -> Method:
     def handshake(connection: Any, *args: Any, **options: Any) -> Any:
-        protocol = connection.protocol
-        uri = protocol.uri if hasattr(protocol, "uri") else protocol.wsuri  # its name before websockets 15
-        open_socket(uri.host, uri.path)
+        _check(connection, _uri_of(connection.protocol))
         return original(connection, *args, **options)
 
     return handshake
@@ -36,18 +35,35 @@ def _handshake(original: Method) -> Method:
 
 def _ahandshake(original: Method) -> Method:
     async def handshake(connection: Any, *args: Any, **options: Any) -> Any:
-        return await checked(connection, *args, **options)
+        _check(connection, _uri_of(connection.protocol))
+        return await original(connection, *args, **options)
 
-    checked = _handshake(original)
     return handshake
 
 
 def _legacy_handshake(original: Method) -> Method:
     async def handshake(connection: Any, wsuri: Any, *args: Any, **options: Any) -> Any:
-        open_socket(wsuri.host, wsuri.path)
+        _check(connection, wsuri)
         return await original(connection, wsuri, *args, **options)
 
     return handshake
+
+
+def _uri_of(protocol: Any) -> Any:
+    return protocol.uri if hasattr(protocol, "uri") else protocol.wsuri  # its name before websockets 15
+
+
+def _check(connection: Any, uri: Any) -> None:
+    """Report the WebSocket; if it is refused, close its connection, which the library does for some errors alone."""
+    try:
+        open_socket(uri.host, uri.path)
+    except BaseException:
+        if hasattr(connection, "socket"):
+            shut_down(connection.socket)  # wakes up the thread that reads from it
+            connection.socket.close()
+        elif hasattr(connection, "transport"):
+            connection.transport.abort()
+        raise
 
 
 def _connect(original: Method) -> Method:
