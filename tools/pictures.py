@@ -496,7 +496,10 @@ QUANTIZE = """async (encoded) => {
   for (let at = 0; at < indexes.length; at += 8192) text += String.fromCharCode(...indexes.subarray(at, at + 8192));
   return [image.width, image.height, colours.flat(), btoa(text)];
 }"""
-"""Gives an image 256 colours, its most frequent ones and those least like them; returns width, height, palette, and the index of each pixel."""
+"""Gives an image 256 colours, its most frequent ones and those least like them.
+
+Returns width, height, palette, and the index of each pixel.
+"""
 
 
 async def reduced(browser: Browser, picture: bytes) -> bytes:

@@ -481,6 +481,11 @@ export interface NodeData {
   budget?: BudgetData | null;
 }
 
+export interface NodeHandlesShown {
+  inputs: ResolvedHandleShown[];
+  outputs: ResolvedHandleShown[];
+}
+
 export interface NodePosition {
   x: number;
   y: number;
@@ -563,6 +568,15 @@ export interface ResolveBill {
   cost_usd: number | string;
   tokens_in?: number;
   tokens_out?: number;
+}
+
+export interface ResolvedHandleShown {
+  name: string;
+  type: string;
+  channel: "flow" | "link";
+  many: "one" | "list" | "first";
+  required: boolean;
+  declared: boolean;
 }
 
 export interface RunBills {
@@ -773,6 +787,7 @@ export interface UnreadableRow {
 export interface Validity {
   valid: boolean;
   problems: ProblemShown[];
+  handles?: Record<string, NodeHandlesShown> | null;
 }
 
 export interface WorkerShown {
