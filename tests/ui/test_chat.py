@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,7 @@ async def test_an_answer_is_stopped_and_continued_and_its_run_is_one_click_away(
         page = opened.page
         chat = await begin(page, server, "assistant", "count to 60")
         await expect(answers(page)).to_contain_text("1, 2, 3,")
+        await expect(answers(page).get_by_text(re.compile(r"\$0\.\d+ held"))).to_be_visible()  # what it may cost yet
         await page.get_by_role("button", name="Stop").click()
         await expect(answers(page)).to_contain_text("Stopped before it was finished.")
         await answers(page).get_by_role("button", name="Continue").click()

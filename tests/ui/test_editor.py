@@ -246,7 +246,13 @@ async def test_a_version_saved_elsewhere_is_shown_and_never_overwritten(tmp_path
             assert [one["document"]["nodes"][0]["data"]["text"] for one in texts] == ["one", "of root", "of ann"]
             assert [one["saved_by"] for one in texts] == ["ann", "root", "ann"]
             await ann.page.get_by_role("button", name="Versions").click()
-            await expect(ann.page.get_by_role("dialog").get_by_role("row")).to_have_count(4)
+            versions = ann.page.get_by_role("dialog")
+            await expect(versions.get_by_role("row")).to_have_count(4)
+            await expect(versions.get_by_role("row", name="better words")).to_contain_text("root")
+            await expect(versions.locator("ins")).to_have_text("of ann")
+            await versions.get_by_role("button", name="Changes in version 2").click()
+            await expect(versions.locator("del")).to_have_text("one")
+            await expect(versions.locator("ins")).to_have_text("of root")
 
 
 @pytest.mark.requirement("K-19")
@@ -297,7 +303,7 @@ async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) ->
             await page.get_by_role("dialog").get_by_role("button", name="Save", exact=True).click()
             await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("does not answer")
             other = await page.context.new_page()
-            await page.close(run_before_unload=False)
+            await crash(page)
             server.start()
             await other.goto(f"{server.url}/#/graphs")
             await expect(other.get_by_text("unsaved changes here")).to_be_visible()
@@ -309,6 +315,15 @@ async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) ->
             assert api(server, "GET", "/api/graphs/publish")["version"] == 2
             await other.reload()
             await expect(state(other)).to_have_text("version 2")
+
+
+async def crash(page: Page) -> None:
+    """End the process of a page, as one that has no memory left ends; nothing in it hears of that."""
+    session = await page.context.new_cdp_session(page)
+    async with page.expect_event("crash"):
+        sent = asyncio.ensure_future(session.send("Page.crash"))  # nobody is left to answer
+    sent.cancel()
+    await asyncio.wait([sent])
 
 
 async def test_parts_are_copied_pasted_removed_and_brought_back(server: Server) -> None:
@@ -418,18 +433,119 @@ async def test_links_budgets_and_policies_are_set_and_stored(server: Server) -> 
         await settings.get_by_label("Maximum time, seconds").fill("30")
         await settings.get_by_role("button", name="Set error policy").click()
         await settings.get_by_label("On error").select_option("continue")
+        await settings.get_by_label("Timeout").fill("2500")
         await save(page)
         nodes = {node["id"]: node for node in api(server, "GET", "/api/graphs/cautious")["document"]["nodes"]}
         assert nodes["agent"]["data"]["budget"] == {"max_cost_usd": 0.25, "max_time_s": 30}
-        assert nodes["agent"]["data"]["error_policy"]["on_error"] == "continue"
+        policy = nodes["agent"]["data"]["error_policy"]
+        assert (policy["on_error"], policy["timeout_ms"]) == ("continue", 2_500)
+
+
+async def test_node_types_models_tools_prompts_and_graphs_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS, "utf-8")
+    with serving(tmp_path, options=("--tools", f"{tmp_path / 'tools.py'}:tools")) as server:
+        async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
+            page = opened.page
+            await page.goto(f"{server.url}/#/chat")  # its styles stay, and change nothing here
+            await expect(page.get_by_role("radio", name="assistant")).to_be_visible()
+            await new_graph(page, server, "Chosen")
+            types = page.get_by_role("region", name="Node types")
+            categories = await types.get_by_role("group").evaluate_all("all => all.map(one => one.ariaLabel)")
+            assert categories[:2] == ["Begin and end", "Models"]
+            await types.get_by_role("button", name="Merge", exact=True).focus()
+            await expect(types).to_contain_text("Merge. ")
+            await types.get_by_role("button", name="Agent", exact=True).drag_to(page.locator(".react-flow__pane"))
+            await expect(card(page, "agent")).to_be_visible()
+            drawn = card(page, "agent").locator(".card")
+            assert await drawn.evaluate("one => getComputedStyle(one).display") == "block"
+            settings = page.get_by_role("region", name="Settings of agent", exact=True)
+            model = settings.locator("input[list]").first
+            assert "example" in await offered(page, model)
+            await model.fill("example")
+            await settings.get_by_role("textbox", name="Instructions").fill("Be brief.")
+            await settings.get_by_role("button", name="Add to tools").click()
+            tool = settings.get_by_role("textbox", name="Tools 1").or_(settings.get_by_role("combobox", name="Tools 1"))
+            assert await offered(page, tool) == ["weather"]
+            await tool.fill("weather")
+
+            await settings.get_by_label("Kind of model").select_option("Scripted replies")
+            script = {"script": ["hi", {"tool": "weather", "arguments": {}}]}
+            await import_text(page, json.dumps(one_agent(script)))
+            await card(page, "agent").click(position={"x": 60, "y": 15})
+            await expect(page.get_by_text("[object Object]")).to_have_count(0)
+            await settings.get_by_role("textbox", name="Instructions").fill("Be very brief.")
+            await add(page, "Agent")
+            second = page.get_by_role("region", name="Settings of agent-2", exact=True)
+            await second.get_by_label("Copy instructions of another node").select_option("agent: Be very brief.")
+            await expect(second.get_by_role("textbox", name="Instructions")).to_have_value("Be very brief.")
+            await add(page, "For each item")
+            await page.get_by_label("Use a copy of a saved graph").select_option("publish")
+            await expect(page.get_by_text("A graph of 5 nodes inside")).to_be_visible()
+            await save(page)
+            nodes = {node["id"]: node["data"] for node in api(server, "GET", "/api/graphs/chosen")["document"]["nodes"]}
+            assert nodes["agent"]["model"] == script
+            assert len(nodes["map"]["graph"]["nodes"]) == 5
+            await check_handles(page, server, "chosen")
+            await card(page, "map").dblclick()
+            await expect(card(page, "editor")).to_be_visible()
+            await check_handles(page, server, "chosen", "map/")
+
+
+TOOLS = """
+from penstock.agents.tools import Tool
+
+
+def weather() -> str:
+    return "rain"
+
+
+tools = {"weather": Tool(weather)}
+"""
+
+
+def one_agent(model: Any) -> dict[str, Any]:
+    return {"nodes": [{"id": "agent", "type": "agent", "data": {"model": model}}], "edges": []}
+
+
+async def offered(page: Page, field: Locator) -> list[str]:
+    """What a field suggests."""
+    found: list[str] = await field.evaluate("one => [...one.list.options].map(option => option.value)")
+    return found
+
+
+async def check_handles(page: Page, server: Server, graph_id: str, path: str = "") -> None:
+    """Compare the handles on the canvas with those that the server finds."""
+    document = api(server, "GET", f"/api/graphs/{graph_id}")["document"]
+    found = api(server, "POST", "/api/graphs/validate", {"document": document})["handles"]
+    here = {name.removeprefix(path): sides for name, sides in found.items() if name.rpartition("/")[0] == path[:-1]}
+    assert here
+    for name, sides in here.items():
+        for side, kind in (("inputs", "target"), ("outputs", "source")):
+            drawn = card(page, name).locator(f".react-flow__handle.{kind}")
+            shown = await drawn.evaluate_all(
+                "all => all.map(one => [one.dataset.handleid, one.classList.contains('link') ? 'link' : 'flow'])"
+            )
+            assert shown == [[one["name"], one["channel"]] for one in sides[side]], (name, side)
+
+
+HELPER = """
+from penstock.agents.agent import Agent
+from penstock.agents.scripted import ScriptedModel
+
+helper = Agent(ScriptedModel(["hi"]), name="helper")
+"""
 
 
 async def test_a_graph_in_python_is_shown_and_cannot_be_changed(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "examples" / "research.py"
-    with serving(tmp_path, options=(f"{program}:graph",)) as server:
-        (graph,) = api(server, "GET", "/api/graphs")["graphs"]
+    (tmp_path / "agents.py").write_text(HELPER, "utf-8")
+    with serving(tmp_path, options=(f"{program}:graph", f"{tmp_path / 'agents.py'}:helper")) as server:
+        (agent, graph) = sorted(api(server, "GET", "/api/graphs")["graphs"], key=lambda one: str(one["id"]))
         async with browsing() as browser, tab(browser) as opened:
             page = opened.page
+            await page.goto(f"{server.url}/#/graphs/{agent['id']}")
+            await expect(page.get_by_text("follows Python code")).to_be_visible()
+            await expect(page.get_by_role("button", name="Save", exact=True)).to_have_count(0)
             await page.goto(f"{server.url}/#/graphs")
             await expect(page.get_by_role("row", name=graph["id"])).to_contain_text("Python, read-only")
             await page.get_by_role("link", name=graph["id"]).click()

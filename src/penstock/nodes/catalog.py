@@ -143,6 +143,15 @@ def hinted_schema(executor: Any) -> dict[str, Any] | None:
     return {**_with_hints(schema, documented, given), **({"$defs": definitions} if definitions else {})}
 
 
+def hints_of(executor: Any) -> dict[str, Hints]:
+    """Return the hints of each setting of a type, by name; none for a type without a schema."""
+    properties = (data_schema(executor) or {}).get("properties")
+    own: Any = getattr(executor, "hints", None)
+    given = own if isinstance(own, Mapping) else {}
+    names = properties if isinstance(properties, Mapping) else ()
+    return {name: {**HINTS.get(name, {}), **given.get(name, {})} for name in names}
+
+
 def _with_hints(schema: Mapping[str, Any], documented: Mapping[str, str], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object's schema with the descriptions and hints of its properties."""
     properties = schema.get("properties")

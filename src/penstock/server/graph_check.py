@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from penstock.chat.scope import CHAT_START_TYPES
@@ -19,6 +20,7 @@ from penstock.hosting.ports import GraphRecord
 from penstock.kernel.executor import ExecutorRegistry
 from penstock.kernel.graph import GraphInvalid, GraphSpec, Problem
 from penstock.nodes.checking import DocumentCheck, check_document
+from penstock.nodes.handles import NodeHandles, ResolvedHandle, resolved_handles
 from penstock.nodes.program import SERVICE as PROGRAMS
 from penstock.nodes.program import is_program
 from penstock.runtime.graphs.graph_runtime import aside
@@ -73,6 +75,10 @@ class GraphChecker:
         """Return all problems that prevent a document from running; a large one is checked on a thread."""
         return (await self._check(document, in_chat)).problems_with(self._services)
 
+    async def handles_in(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the handles of each node as JSON, by path; those of a large document are found on a thread."""
+        return await aside(document, lambda graph: _handles_json(resolved_handles(graph, self._executors)))
+
     async def must_run(self, graph: GraphRecord, *, in_chat: bool = False) -> GraphRecord:
         """Return the graph; raises GraphInvalid with all its problems if it cannot run."""
         if problems := await self.problems(graph, in_chat=in_chat):
@@ -91,6 +97,13 @@ class GraphChecker:
         entries = _chat_entries if in_chat else None
         result = await aside(document, lambda graph: check_document(graph, self._executors, entries))
         return await asyncio.to_thread(result.with_providers) if result.names_providers else result
+
+
+def _handles_json(handles: Mapping[str, NodeHandles]) -> dict[str, Any]:
+    def side(found: Sequence[ResolvedHandle]) -> list[dict[str, Any]]:
+        return [{**asdict(one.handle), "declared": one.declared} for one in found]
+
+    return {path: {"inputs": side(one.inputs), "outputs": side(one.outputs)} for path, one in handles.items()}
 
 
 def is_conversational(graph: GraphRecord) -> bool:

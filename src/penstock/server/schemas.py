@@ -183,11 +183,37 @@ class ProblemShown(Shown):
     message: str
 
 
+class HandleShown(Shown):
+    """A handle: where edges of a node arrive or leave."""
+
+    name: str
+    type: str
+    channel: Literal["flow", "link"]
+    many: Literal["one", "list", "first"]
+    required: bool
+
+
+class ResolvedHandleShown(HandleShown):
+    """A handle of one node."""
+
+    declared: bool = Field(description="False if only an edge names it, and the node's type does not have it")
+
+
+class NodeHandlesShown(Shown):
+    """The handles of one node: those of its type, those its settings add, and those that only edges name."""
+
+    inputs: list[ResolvedHandleShown]
+    outputs: list[ResolvedHandleShown]
+
+
 class Validity(Shown):
     """Whether a graph can run, and the problems that prevent it."""
 
     valid: bool
     problems: list[ProblemShown]
+    handles: dict[str, NodeHandlesShown] | None = Field(
+        None, description="The handles of each node by its path, such as each/read; null with handles=false"
+    )
 
 
 class GraphSummary(Shown):
@@ -948,16 +974,6 @@ class AttachmentShown(Shown):
     def of(cls, record: Attachment) -> AttachmentShown:
         """Convert a record."""
         return cls.model_validate(record)
-
-
-class HandleShown(Shown):
-    """A handle: where edges of a node arrive or leave."""
-
-    name: str
-    type: str
-    channel: Literal["flow", "link"]
-    many: Literal["one", "list", "first"]
-    required: bool
 
 
 class NodeTypeShown(Shown):

@@ -131,3 +131,44 @@ async def test_a_chat_graph_keeps_fields_that_no_one_here_knows() -> None:
         saved = (await ann.put("/api/graphs/g", json={"document": document})).json()
         assert saved["document"] == document == (await ann.get("/api/graphs/g")).json()["document"]
         assert [one["code"] for one in saved["problems"]] == ["unknown_type"]
+
+
+async def test_validate_returns_the_handles_of_each_node_as_its_data_makes_them() -> None:
+    inside = {"nodes": [node("read", "prompt-template", template="{{ river }} {{ length")], "edges": []}
+    document: dict[str, Any] = {
+        "nodes": [
+            node("brief", "prompt-template", template="{{ topic }} in {{ pages }}, \\{{ no }} {{ topic.name }}"),
+            node("ask", "agent", model="m", error_policy={"on_error": "skip", "fallback_handle": "failed"}),
+            node("each", "map", graph=inside),
+            node("odd", "of-another-server", graph=inside, template="{{ x }}"),
+        ],
+        "edges": [
+            edge("brief", "ask"),
+            {"id": "x", "source": "odd", "sourceHandle": "part", "target": "ask", "targetHandle": "wrong",
+             "data": {"channel": "link"}},
+            {"id": "y", "source": "brief", "target": "odd", "data": {"channel": "neither"}},
+        ],
+    }  # fmt: skip
+    async with served() as server, server.client("ann") as ann:
+        found = (await ann.post("/api/graphs/validate", json={"document": document})).json()
+        assert found["valid"] is False
+        handles = found["handles"]
+        assert list(handles) == ["brief", "ask", "each", "each/read", "odd"]
+
+        def side(path: str, side: str) -> list[tuple[str, str, bool]]:
+            return [(one["name"], one["channel"], one["declared"]) for one in handles[path][side]]
+
+        assert side("brief", "inputs") == [("topic", "flow", True), ("pages", "flow", True)]
+        assert side("brief", "outputs") == [("output", "flow", True)]
+        assert side("ask", "inputs") == [("input", "flow", True), ("tools", "link", True), ("wrong", "link", False)]
+        assert ("failed", "flow", True) in side("ask", "outputs")
+        assert side("each/read", "inputs") == [("river", "flow", True)]
+        assert side("odd", "inputs") == [("input", "flow", True)], "nothing is known of a type that is not here"
+        assert side("odd", "outputs") == [("part", "link", True)]
+        assert handles["ask"]["inputs"][1]["many"] == "list"
+
+        brief = (await ann.post("/api/graphs/validate?handles=false", json={"document": document})).json()
+        assert (brief["problems"], brief["handles"]) == (found["problems"], None)
+        for broken in ({}, {"nodes": 3}, {"nodes": [None, {"id": 1}, {"id": "a"}], "edges": [[], {}]}):
+            answer = await ann.post("/api/graphs/validate", json={"document": broken})
+            assert (answer.status_code, answer.json()["valid"]) == (200, False), broken

@@ -120,7 +120,7 @@ async def test_an_invalid_document_is_refused_with_every_path() -> None:
         assert checked["valid"] is False
         assert all(problem["path"].startswith("$") for problem in checked["problems"])
         fine = (await ann.post("/api/graphs/validate", json={"document": ECHO})).json()
-        assert fine == {"valid": True, "problems": []}
+        assert (fine["valid"], fine["problems"]) == (True, [])
 
 
 async def test_the_node_types_have_handles_and_schemas() -> None:

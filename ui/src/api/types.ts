@@ -746,6 +746,11 @@ export interface NodeEventData {
   reason?: unknown;
 }
 
+export interface NodeHandlesShown {
+  inputs: ResolvedHandleShown[];
+  outputs: ResolvedHandleShown[];
+}
+
 export interface NodePosition {
   x: number;
   y: number;
@@ -886,6 +891,15 @@ export interface ResolveBill {
   cost_usd: number | string;
   tokens_in?: number;
   tokens_out?: number;
+}
+
+export interface ResolvedHandleShown {
+  name: string;
+  type: string;
+  channel: "flow" | "link";
+  many: "one" | "list" | "first";
+  required: boolean;
+  declared: boolean;
 }
 
 export interface RunBills {
@@ -1209,6 +1223,7 @@ export interface UsageData {
 export interface Validity {
   valid: boolean;
   problems: ProblemShown[];
+  handles?: Record<string, NodeHandlesShown> | null;
 }
 
 export interface WaitingData {

@@ -43,6 +43,7 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
   const [open, setOpen] = useState<Open>(null);
   const [said, say] = useState("");
   const [failure, setFailure] = useState<unknown>(null);
+  const [imports, setImports] = useState(0);
   const search = useRef<HTMLInputElement>(null);
   const file = useRef<HTMLInputElement>(null);
   const pickers = usePickers();
@@ -125,6 +126,7 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
     try {
       if (chosen) editor.importText(await chosen.text());
       setPath([]);
+      setImports((old) => old + 1);
     } catch (error) {
       setFailure(error);
     }
@@ -220,6 +222,7 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
             </div>
           )}
           <Canvas
+            key={imports} // fitted anew
             catalog={catalog}
             graph={here}
             path={path}

@@ -235,7 +235,7 @@ function useProblems(loaded: Loaded | null, text: string, me: Me, isDirty: boole
     if (!text || known || me.role === "viewer") return;
     let isCurrent = true;
     const timer = setTimeout(() => {
-      sendText("POST", "/api/graphs/validate", `{"document":${text}}`).then(
+      sendText("POST", "/api/graphs/validate?handles=false", `{"document":${text}}`).then(
         (answer) => isCurrent && setFound({ text, problems: (JSON.parse(answer) as Validity).problems }),
         () => {}, // the server is away: the problems of before stay until it is back
       );

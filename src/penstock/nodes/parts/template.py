@@ -64,6 +64,18 @@ class Template:
         )
 
 
+def placeholders(text: str) -> list[str]:
+    """Return the names that a text uses, in order and each once, as far as it is a valid template."""
+    names: dict[str, None] = {}
+    try:
+        for piece in _read(text):
+            if isinstance(piece, tuple):
+                names[str(piece[0])] = None
+    except TemplateInvalid:
+        pass
+    return list(names)
+
+
 def _read(text: str) -> Iterator[str | Path]:
     at = places = 0
     while (opened := text.find("{{", at)) >= 0:

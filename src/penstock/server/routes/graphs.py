@@ -80,11 +80,12 @@ async def create_graph(body: NewGraph, service: Service, user: CurrentUser) -> G
 
 
 @router.post("/validate")
-async def validate_graph(body: GraphDocument, service: Service) -> Validity:
-    """Return all problems that prevent a graph from running, without saving or running it."""
+async def validate_graph(body: GraphDocument, service: Service, handles: bool = True) -> Validity:
+    """Return all problems that prevent a graph from running, and the handles of its nodes, without saving it."""
     problems = await service.graphs.problems_in(body.document)
+    shown = await service.graphs.handles_in(body.document) if handles else None
     details = list(problem_details(problems))
-    return Validity.model_validate({"valid": not problems, "problems": details})
+    return Validity.model_validate({"valid": not problems, "problems": details, "handles": shown})
 
 
 @router.get("/{graph_id}", response_model=GraphShown, responses=REVALIDATED)
