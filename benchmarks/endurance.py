@@ -13,7 +13,7 @@ import time
 
 from benchmarks._report import Table, main
 from benchmarks._servers.load import Request, ask, connect
-from benchmarks.servers import Server, cpu_s, memory_mb, serving, streamed
+from benchmarks.servers import SECRETS, Server, cpu_s, memory_mb, serving, streamed
 
 CHATS = 200
 WORDS, PACE = 40, 10
@@ -21,12 +21,14 @@ SAMPLE_S = 5.0
 """Interval at which memory is read."""
 
 
-async def chat_on(server: Server, request: Request, marker: bytes, until_s: float, first_s: list[float]) -> None:
+async def chat_on(
+    server: Server, number: int, request: Request, marker: bytes, until_s: float, first_s: list[float]
+) -> None:
     """One client: one conversation after the other; seconds to each first word are added."""
-    connection = await connect(server.url)
+    connection, secret = await connect(server.url), SECRETS[number % len(SECRETS)]
     try:
         while time.perf_counter() < until_s:
-            first_s.append((await ask(server.url, connection, request, marker)).first_s)
+            first_s.append((await ask(server.url, connection, request, marker, secret)).first_s)
     finally:
         connection.close()
 
@@ -47,8 +49,8 @@ async def go_on(server: Server, minutes: int) -> tuple[list[tuple[float, float, 
     first_s: list[float] = []
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch(server, until_s))
-        for _ in range(CHATS):
-            group.create_task(chat_on(server, request, marker, until_s, first_s))
+        for number in range(CHATS):
+            group.create_task(chat_on(server, number, request, marker, until_s, first_s))
             await asyncio.sleep(WORDS / PACE / CHATS)
     return watching.result(), first_s
 
@@ -56,7 +58,7 @@ async def go_on(server: Server, minutes: int) -> tuple[list[tuple[float, float, 
 def ask_endurance(quick: bool) -> list[Table]:
     """Memory minute by minute."""
     minutes = 1 if quick else 10
-    with serving("sqlite") as server:
+    with serving("sqlite", with_tokens=True) as server:
         samples, first_s = asyncio.run(go_on(server, minutes))
     begun_s, _, begun_cpu_s = samples[0]
     of_minute: dict[int, list[tuple[float, float]]] = {}

@@ -80,6 +80,10 @@ def graph(name: str, nodes: Sequence[tuple[str, str, dict[str, Any]]]) -> dict[s
     }
 
 
+SECRETS = [f"bench-secret-{number:04}" for number in range(20)]
+"""Tokens of the people who chat at once: one person may have 100 streams."""
+
+
 # Processes.
 
 
@@ -145,11 +149,15 @@ def penstock(folder: str, port: int, db: str) -> list[str]:
 
 
 @contextmanager
-def serving(kind: str) -> Iterator[Server]:
-    """The server of a contestant."""
+def serving(kind: str, *, with_tokens: bool = False) -> Iterator[Server]:
+    """The server of a contestant; a penstock of many people, if they have tokens."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         command, environment = _command(kind, folder, port)
+        if with_tokens and kind in ("memory", "sqlite"):
+            lines = [f"person{number}:user:{secret}" for number, secret in enumerate(SECRETS)]
+            Path(folder, "tokens").write_text("\n".join(lines))
+            command += ["--tokens", f"{folder}/tokens"]
         with process(command, port, folder, **environment) as server:
             yield server
 
@@ -382,12 +390,12 @@ def _median(each: Contestant, figure: str) -> Cell:
 def time_crowd(kind: str, chats: int, pace: int) -> dict[str, list[float]]:
     """Seconds to the first word, at the median and of the slowest in a hundred, while so many chats are open."""
     length_s = 8
-    with serving(kind) as server:
+    with serving(kind, with_tokens=True) as server:
         warm, marker = streamed(kind, 5, pace)
-        asyncio.run(chat_at_once(server.url, warm, 10, 0.1, marker))
+        asyncio.run(chat_at_once(server.url, warm, 10, 0.1, marker, SECRETS))
         request, marker = streamed(kind, length_s * pace, pace)
         before, started = cpu_s(server.pid), time.perf_counter()
-        answers = asyncio.run(chat_at_once(server.url, request, chats, length_s * 0.75, marker))
+        answers = asyncio.run(chat_at_once(server.url, request, chats, length_s * 0.75, marker, SECRETS))
         took_s = time.perf_counter() - started
         first = sorted(one.first_s - 1 / pace for one in answers)  # the model's own time to its first word
         return {

@@ -30,20 +30,21 @@ class Request:
     has: str = ""
     """What a right answer contains."""
 
-    def prepared(self, host: str) -> list[bytes]:
-        """The requests to send, one after the other."""
+    def prepared(self, host: str, secret: str = "") -> list[bytes]:
+        """The requests to send, one after the other; with a token, if there is one."""
         number = uuid.uuid4().hex
         text = urlencode(self.body) if self.is_form else json.dumps(self.body)
         kind = "application/x-www-form-urlencoded" if self.is_form else "application/json"
-        sent = [_head(host, self.before, b"{}")] if self.before else []
-        sent.append(_head(host, self.path, text.encode(), kind))
+        sent = [_head(host, self.before, b"{}", secret)] if self.before else []
+        sent.append(_head(host, self.path, text.encode(), secret, kind))
         return [one.replace(b"{id}", number.encode()) for one in sent]
 
 
-def _head(host: str, path: str, body: bytes, kind: str = "application/json") -> bytes:
+def _head(host: str, path: str, body: bytes, secret: str, kind: str = "application/json") -> bytes:
     length = len(body) + body.count(b"{id}") * 28
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n"
+    authorization = f"Authorization: Bearer {secret}\r\n" if secret else ""
+    return f"{head}{authorization}\r\n".encode() + body
 
 
 @dataclass(slots=True)
@@ -118,10 +119,10 @@ async def connect(url: str) -> Connection:
     return made
 
 
-async def ask(url: str, connection: Connection, request: Request, marker: bytes = b"") -> Answer:
+async def ask(url: str, connection: Connection, request: Request, marker: bytes = b"", secret: str = "") -> Answer:
     """Send one request, and what comes before it; raises if the answer is not right."""
     answer = Answer()
-    for one in request.prepared(urlsplit(url).netloc):
+    for one in request.prepared(urlsplit(url).netloc, secret):
         answer = await connection.send(one, marker)
         status = answer.text[9:12]
         if not status.startswith(b"2"):
@@ -151,14 +152,19 @@ async def ask_many(urls: Sequence[str], request: Request, count: int, clients: i
     return answers
 
 
-async def chat_at_once(url: str, request: Request, chats: int, spread_s: float, marker: bytes) -> list[Answer]:
-    """So many chats that are all open together, begun over `spread_s` seconds, each one answer long."""
+async def chat_at_once(
+    url: str, request: Request, chats: int, spread_s: float, marker: bytes, secrets: Sequence[str] = ("",)
+) -> list[Answer]:
+    """So many chats that are all open together, begun over `spread_s` seconds, each one answer long.
+
+    They are those of several people, if there are several secrets.
+    """
 
     async def chat(number: int) -> Answer:
         await asyncio.sleep(spread_s * number / chats)
         connection = await connect(url)
         try:
-            return await ask(url, connection, request, marker)
+            return await ask(url, connection, request, marker, secrets[number % len(secrets)])
         finally:
             connection.close()
 
