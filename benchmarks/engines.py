@@ -576,7 +576,9 @@ def ask(quick: bool) -> list[Table]:
                 python_of(peer)
     with servers() as where:
         costs = [_cost(where, size, turns, quick) for size, turns in TURNS.items()]
-        return [_budget(where, 1 if quick else 3), *costs, _take_over(where, 1 if quick else 3)]
+        rounds = 1 if quick else 3
+        paper = _paper_of(costs[-1], TURNS["long"])
+        return [*costs, _take_over(where, rounds), _budget(where, rounds), *paper]
 
 
 def _cost(where: Where, size: str, turns: int, quick: bool) -> Table:
@@ -606,6 +608,41 @@ def _row(one: Contestant) -> tuple[Cell, ...]:
     least = [min(one.figures(name)) for name in ("cpu_ms", "postgres_ms", "temporal_ms")]
     history = [statistics.median(found) if (found := one.figures(name)) else None for name in ("events", "bytes")]
     return (one.label, statistics.median(one.figures("ms")), max(one.figures("per_s")), *least, *history)
+
+
+CALL_S, RUNS_AT_ONCE = 2.0, 64
+"""What a call of a real model is taken to last, and how many runs a worker has at once (`--max-running`)."""
+CONNECTIONS = 14
+"""Connections of a busy process to PostgreSQL."""
+
+
+def on_paper(own_ms: float, postgres_ms: float, temporal_ms: float, calls: int) -> Table:
+    """What fleets need, from the CPU that a run of so many calls takes."""
+    rows: list[tuple[Cell, ...]] = []
+    for workers in (10, 100, 1_000):
+        runs = workers * RUNS_AT_ONCE / (calls * CALL_S)
+        cores = [runs * ms / 1_000 for ms in (own_ms, postgres_ms, temporal_ms)]
+        rows.append((f"{workers:,}", runs, runs * calls, *cores, float(workers * CONNECTIONS), 2 * runs * calls))
+    return Table(
+        "On paper: what do fleets need?",
+        f"Workers with {RUNS_AT_ONCE} runs at once, each of {calls} calls of {CALL_S:g} s; cores of this machine by "
+        "the CPU measured above, fully used, without reserve. The last column is what the day's row would have to take "
+        "without --daily-blocks.",
+        ("workers", "runs/s", "calls/s", "worker cores", "PostgreSQL cores", "Temporal cores", "connections", "acts/s"),
+        rows,
+    )
+
+
+def _paper_of(costs: Table, calls: int) -> list[Table]:
+    """The table on paper from what was measured on Temporal, if it was."""
+    results = costs.raw["temporal"]
+    if not results:
+        return []
+    own, postgres, temporal = (
+        min(figure for result in results for figure in result[name])
+        for name in ("cpu_ms", "postgres_ms", "temporal_ms")
+    )
+    return [on_paper(own, postgres, temporal, calls)]
 
 
 def _take_over(where: Where, rounds: int) -> Table:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tests.engines.temporal_server import TemporalServer, temporal_server
 from tests.forked import Program
 from tests.hosting.graphs import graph as document
 from tests.storage.postgres import postgres_server, postgres_url
+from tests.telemetry.test_inv_13_dead_collector import collector
 from tests.ui.browser import browsing, tab
 
 __all__ = ["directory", "penstock", "postgres_server", "postgres_url", "temporal_server"]
@@ -111,7 +113,8 @@ class Service:
 
 
 @contextmanager
-def serving(kind: str, penstock: Penstock, db: str, temporal: TemporalServer) -> Iterator[Service]:
+def serving(kind: str, penstock: Penstock, db: str, temporal: TemporalServer, *more: str) -> Iterator[Service]:
+    """Start a server, and on Temporal a worker, which gets the options `more`."""
     with ExitStack() as stack:
         common = ["app.py:graph", "app.py:agent", "--models", "app.py:models", "--db", db, "--lease", "2"]
         options, queue = ["--engine", temporal.url(), "--queue", new_run_id()], kind.endswith("temporal")
@@ -120,12 +123,15 @@ def serving(kind: str, penstock: Penstock, db: str, temporal: TemporalServer) ->
         server = stack.enter_context(served(*common, "chat.json", *options))
         workers = {server.process.pid}
         if queue:
-            worker = Program(["-m", "penstock.cli", "worker", *common, *options], is_merged=True)
+            worker = Program(["-m", "penstock.cli", "worker", *common, *options, *more], is_merged=True)
             stack.enter_context(worker)
             stack.callback(worker.kill)
             assert any("queues" in line for line in worker.stdout)
             workers = {worker.pid}
         yield Service(server, penstock, workers)
+        if more:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait() == 0
 
 
 @pytest.fixture
@@ -198,7 +204,12 @@ def test_programs_are_started_watched_answered_granted_forked_and_cancelled_alik
 async def test_the_web_ui_shows_a_run_of_a_worker_and_answers_it(
     programs: Path, penstock: Penstock, postgres_url: str, temporal_server: TemporalServer
 ) -> None:
-    with serving("postgres+temporal", penstock, postgres_url, temporal_server) as service:
+    with (
+        collector(answers=True) as spans,
+        serving(
+            "postgres+temporal", penstock, postgres_url, temporal_server, "--otlp-endpoint", spans.endpoint
+        ) as service,
+    ):
         run_id = await asyncio.to_thread(service.start, "payer", "pay Ann")
         async with browsing() as browser, tab(browser) as opened:
             page = opened.page
@@ -210,3 +221,4 @@ async def test_the_web_ui_shows_a_run_of_a_worker_and_answers_it(
         shown = await asyncio.to_thread(service.runs, "show", run_id, "--json")
         assert json.loads(shown.out)["output"] == "You wrote: paid Ann."
         assert set().union(*ran(programs).values()) == service.workers
+    assert any("payer" in name for name in spans.names), spans.names

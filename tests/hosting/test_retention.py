@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
+
+import pytest
 
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS
@@ -14,7 +17,7 @@ from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.retention import sweep_accounts
 from penstock.storage.memory import MemoryStores
 from penstock.testing.clock import ManualClock
-from tests.hosting.graphs import Gate, host_with
+from tests.hosting.graphs import Gate, host_with, killed
 from tests.hosting.test_approvals import pending_approval
 
 DAY_S = 86_400
@@ -56,6 +59,37 @@ async def test_the_accounts_of_a_run_and_of_its_day_are_gone_when_they_are_not_k
         await run_of(host, "bob", "s")
     day = today(clock)
     assert list(accounts(stores)) == [f"all:{day}", f"user:bob:{day}", "run:s"]
+
+
+async def test_as_many_runs_are_removed_at_once_as_have_ended_since_the_last_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "RUNS_PAGE", 2)
+    stores, clock = made()
+    async with await a_host(stores, clock) as host:
+        for number in range(7):
+            await run_of(host, "ann", f"r{number}")
+    clock.advance(LONG_S)
+    host = await a_host(stores, clock)
+    await retention.remove_ended(host._context)
+    assert [run.id for run in await stores.runs.list(limit=10)] == []
+    assert not [name for name in accounts(stores) if name.startswith("run:")]
+    assert host.stats()["totals"]["removed"] == 7
+
+
+async def test_blocks_of_days_long_past_are_ended_and_removed() -> None:
+    stores, clock = made()
+    host = await a_host(stores, clock, replace(SETTINGS, day_blocks=True))
+    await host.start()
+    await run_of(host, "ann", "r")
+    day = today(clock)
+    assert [name for name in accounts(stores) if name.startswith("block:")]
+    assert stores.ledger.balance(f"all:{day}").held_nanos > 0
+    await killed(host)  # nothing has been given back
+    clock.advance(LONG_S)
+    async with await a_host(stores, clock):
+        pass
+    assert list(accounts(stores)) == []
 
 
 async def test_what_a_host_that_died_in_the_middle_has_left_is_forgotten_by_the_next() -> None:

@@ -291,6 +291,14 @@ Lease = Annotated[
     numeric(number, "SECONDS", "Take over runs of a server that has not renewed its lease for this long.", minimum=0.1),
 ]
 Drain = Annotated[float, numeric(number, "SECONDS", "Time for running runs to end when the server stops.", minimum=0)]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="PENSTOCK_OTLP_ENDPOINT",
+        help="Export spans of runs to this OTLP/HTTP collector, such as http://localhost:4318/v1/traces.",
+    ),
+]
 RecordPayloads = Annotated[
     PayloadRecording,
     typer.Option(

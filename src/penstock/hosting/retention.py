@@ -45,6 +45,8 @@ LONGEST_S = 1e9
 PAGE = 500
 MAX_PAGES = 20
 """Maximum number of pages of payloads or audit entries removed at once."""
+RUNS_PAGE, MAX_RUN_PAGES = 1_000, 50
+"""Number of runs removed in one transaction, and of transactions each minute: more than 800 runs a second may end."""
 PORTION = 50
 """Number of accounts removed at once, after a check that their runs no longer exist."""
 
@@ -52,9 +54,12 @@ PORTION = 50
 async def remove_ended(context: HostContext) -> None:
     """Remove the runs that ended before the retention time, with all their data, and expired cancel requests."""
     before_ms = context.now_ms() - round(context.settings.keep_days * DAY_S * 1_000)
-    removed = await context.stores.runs.remove_ended(before_ms)
-    context.counted["removed"] += len(removed)
-    await forget_accounts(context, [prefix + run_id for run_id in removed for prefix in OF_RUNS])
+    for _ in range(MAX_RUN_PAGES):
+        removed = await context.stores.runs.remove_ended(before_ms, limit=RUNS_PAGE)
+        context.counted["removed"] += len(removed)
+        await forget_accounts(context, [prefix + run_id for run_id in removed for prefix in OF_RUNS])
+        if len(removed) < RUNS_PAGE:
+            break
     for forget in context.on_delete.values():
         await forget(before_ms)
     await remove_payloads(context)

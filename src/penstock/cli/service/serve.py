@@ -27,6 +27,7 @@ from penstock.cli.options import (
     MaxRunning,
     MaxRunningPerUser,
     Models,
+    OtlpEndpoint,
     PayloadRecording,
     Prices,
     RecordPayloads,
@@ -123,14 +124,7 @@ def serve(
         str, typer.Option(metavar="NAME", help="With --engine: queue of the workers that get the runs.")
     ] = "default",
     log_format: LogFormatOption = None,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="PENSTOCK_OTLP_ENDPOINT",
-            help="Export spans of runs to this OTLP/HTTP collector, such as http://localhost:4318/v1/traces.",
-        ),
-    ] = None,
+    otlp_endpoint: OtlpEndpoint = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Load graphs and programs again when their files change.")
     ] = False,

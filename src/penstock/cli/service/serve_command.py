@@ -199,7 +199,7 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
             for step in prepare:
                 await step(host)
 
-        export = _export(arguments)
+        export = export_of(arguments)
         if export is not None:
             stack.push_async_callback(asyncio.to_thread, export.close)
         await serve(
@@ -220,7 +220,7 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
         )
 
 
-def _export(arguments: ServeArguments) -> ServiceExport | None:
+def export_of(arguments: ServeArguments) -> ServiceExport | None:
     """Return the export of runs to a collector, if the command line asks for one; Refused if it cannot be made."""
     if arguments.otlp_endpoint is None:
         return None

@@ -24,6 +24,7 @@ from penstock.cli.options import (
     MaxRunning,
     MaxRunningPerUser,
     Models,
+    OtlpEndpoint,
     PayloadRecording,
     Prices,
     RecordPayloads,
@@ -58,6 +59,7 @@ def worker(
     lease: Lease = 15,
     drain: Drain = 10,
     log_format: LogFormatOption = None,
+    otlp_endpoint: OtlpEndpoint = None,
 ) -> int:
     """Execute the runs that an engine dispatches, for servers started with the same --db and --engine.
 
@@ -100,6 +102,7 @@ def worker(
             lease_s=lease,
             drain_s=drain,
             log_format=log_format,
+            otlp_endpoint=otlp_endpoint,
             engine=engine,
             queues=tuple(queue or ("default",)),
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 from penstock.chat.service import ChatService
 from penstock.cli.render.screen import print_text, printable
 from penstock.cli.service.engines import open_engine
 from penstock.cli.service.gc_tuning import freeze_heap
-from penstock.cli.service.serve_command import Loaded, ServeArguments, host_settings_of, load_and_run
+from penstock.cli.service.serve_command import Loaded, ServeArguments, export_of, host_settings_of, load_and_run
 from penstock.hosting.host import RunHost
 from penstock.storage import open_stores
 from penstock.tracing.redaction import redact
@@ -31,9 +31,13 @@ def work(arguments: ServeArguments) -> int:
 async def _work(arguments: ServeArguments, loaded: Loaded) -> None:
     assert arguments.engine is not None
     engine = open_engine(arguments.engine, arguments.db, arguments.lease_s)(queues=arguments.queues)
-    async with await open_stores(
-        arguments.db, connections=arguments.db_connections, timeout_s=arguments.db_timeout_s
-    ) as stores:
+    async with AsyncExitStack() as stack:
+        export = export_of(arguments)
+        if export is not None:
+            stack.push_async_callback(asyncio.to_thread, export.close)
+        stores = await stack.enter_async_context(
+            await open_stores(arguments.db, connections=arguments.db_connections, timeout_s=arguments.db_timeout_s)
+        )
         host = RunHost(
             stores,
             executors=loaded.executors,
@@ -41,6 +45,7 @@ async def _work(arguments: ServeArguments, loaded: Loaded) -> None:
             settings=host_settings_of(arguments),
             prices=loaded.nodes.prices,
             engine=engine,
+            observe=None if export is None else export.observe,
         )
         ChatService(host, stores.chats)
         await host.prices.aload()
