@@ -20,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help env run example check test unit-tests all-tests lint types format requirements bench structure adopt clients \
+.PHONY: help env run example check test unit-tests all-tests lint types format requirements bench structure adopt prove clients \
 	soak lock clean ui built-ui ui-dev ui-types ui-test pictures docs
 
 help: ## list the targets
@@ -89,6 +89,9 @@ structure: env ## count modules, import cycles, and what one chat request costs
 
 adopt: env ## drive other frameworks against a fake provider, and write what was measured into docs/existing-code.md
 	$(BIN)/python -m tools.adopt
+
+prove: env ## run the same probes on Penstock and its peers, and write docs/comparison.md and docs/proof.html (CELLS=…)
+	$(BIN)/python -m tools.prove $(CELLS)
 
 clients: env ## drive clients of Python, Node and the shell (needs npm) against penstock serve, and through the gateway
 	$(BIN)/python -m tools.clients

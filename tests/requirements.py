@@ -148,7 +148,7 @@ REQUIREMENTS: dict[str, Requirement] = {
     "X-14": Requirement("The OpenAI endpoint passes client tools and settings, or refuses them by name."),
     "X-15": Requirement("Operators have logs, tokens, metrics and a model allow-list."),
     "X-16": Requirement("The documentation is a searchable site; every snippet runs."),
-    "X-17": Requirement("`make prove` runs the same probes on every peer.", "needs the comparison page"),
+    "X-17": Requirement("`make prove` runs the same probes on every peer."),
     "X-18": Requirement("A web UI works offline from the wheel: runs, budgets, bills, chat, approvals, editor."),
     "X-19": Requirement("A person's data is found, exported and erased; neighbours upgrade."),
 }

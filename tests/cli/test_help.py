@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import typer.main
 
@@ -25,3 +28,17 @@ def test_help_has_examples_and_exit_codes(penstock: Penstock, command: str) -> N
     assert f"    penstock {command}" in ended.out
     assert "\n  Exit codes:\n" in ended.out
     assert max(len(line) for line in ended.out.splitlines()) <= 120
+
+
+def test_every_option_of_the_deployment_page_exists(penstock: Penstock) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text("utf-8")
+    blocks = re.findall(r"^```(?:console|ini)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    calls = re.compile(r"^(?:\$ penstock|ExecStart=\S+/penstock) (.*)$", re.MULTILINE)
+    called = [command for block in blocks for command in calls.findall(block)]
+    assert len(called) >= 4
+    for command in called:
+        words = command.split()
+        name = words[:2] if words[0] in ("db", "runs", "tokens") else words[:1]
+        options = [word for word in words if word.startswith("--")]
+        known = penstock(*name, "--help").out
+        assert [option for option in options if f"{option} " not in known and f"{option}\n" not in known] == [], command
