@@ -91,7 +91,7 @@ adopt: env ## drive other frameworks against a fake provider, and write what was
 	$(BIN)/python -m tools.adopt
 
 clients: env ## drive clients of Python, Node and the shell (needs npm) against penstock serve, and through the gateway
-	$(BIN)/python -m tools.clients
+	$(BIN)/python -m tools.clients && $(BIN)/python -m tools.clients.snippets
 
 soak: env ## run the reliability tests in their long form
 	PENSTOCK_SOAK=1 $(BIN)/pytest -m reliability --timeout=3600
