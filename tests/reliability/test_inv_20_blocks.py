@@ -2,7 +2,7 @@
 
 Random workloads on a simulated loop. Between any two operations at the ledger other workers may go on, and a worker may
 die. After each operation, what all runs have really taken is at most the day's budget; what is set aside for a block
-covers its ceiling. If all calls fit one after the other and nobody dies, every call is admitted.
+covers its ceiling. If all calls fit one after the other and no worker dies, every call is admitted.
 """
 
 from __future__ import annotations
@@ -321,12 +321,12 @@ async def test_processes_that_set_budget_aside_and_are_killed_never_pass_the_cei
                 for key in await ledger.held(f"w{killed}-"):  # whoever takes its runs over
                     await ledger.leave_unresolved(key)
             codes = [await asyncio.to_thread(program.wait) for program in programs]
-            said = [await asyncio.to_thread(program.stderr.read) for program in programs]
+            errors_of = [await asyncio.to_thread(program.stderr.read) for program in programs]
         finally:
             for program in programs:
                 program.kill()
                 await asyncio.to_thread(program.__exit__)
-        assert codes == [-9] * KILLED + [0] * (PROCESSES - KILLED), said
+        assert codes == [-9] * KILLED + [0] * (PROCESSES - KILLED), errors_of
         found = lines(tmp_path)
         await recall(ledger, DAY)
         balance = await ledger.balance(DAY)

@@ -47,7 +47,7 @@ def main(names: list[str]) -> int:
         return 2
     shown = {name: comparison.compare(name) for name in chosen if name in comparison.CLIENTS}
     if of_server := [name for name in chosen if name in CLIENTS]:
-        with _serving() as url:
+        with serving() as url:
             shown |= {name: _drive(name, f"{url}/v1") for name in of_server}
     _write_tables(shown)
     failed = [name for name, cells in shown.items() if cells is None]
@@ -74,7 +74,7 @@ def _write_tables(shown: Mapping[str, list[str] | None]) -> None:
 
 
 @contextmanager
-def _serving() -> Iterator[str]:
+def serving() -> Iterator[str]:
     """Run `penstock serve`; yield its address."""
     code = str(HERE / "served.py")
     targets = [f"{code}:agent", f"{code}:graph", str(HERE / "assistant.json")]
