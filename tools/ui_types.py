@@ -36,7 +36,7 @@ USED = (
     *("AgentPage", "AttachmentShown", "ChatPage", "ChatPath", "ChatShown", "NewAnswer", "NewMessage", "TurnShown"),
     *("RunEvent", "RunTree", "BudgetList", "GraphShown", "RunDiff", "CallPayload"),
     *("MoneyShown", "BudgetsOfDay", "PriceList", "BillPage", "Checkup", "SettingList", "HostShown", "Readiness"),
-    *("TokenList", "NewToken", "CreatedToken", "SpendShown"),
+    *("TokenList", "NewToken", "CreatedToken", "SpendShown", "KeyRunList"),
 )
 """Bodies that the UI sends or receives."""
 HEADER = "// Written by `make ui-types` from the API's OpenAPI description. Do not edit.\n"

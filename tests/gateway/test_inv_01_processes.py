@@ -2,6 +2,8 @@
 
 Each gateway is a process of its own. After the last client, a gateway on the same database leaves unresolved what the
 killed ones held; then nothing is held, and the invoice is covered by what was spent and what is unresolved.
+
+Calls that fit together by what they cost, and not by what they hold, wait for each other over all processes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ CLIENTS = scaled(24, soak=500)
 REQUESTS = scaled(3, soak=10)
 KILLS = scaled(1, soak=6)
 CEILING_USD = "0.50" if SOAK else "0.03"
+PATIENT_GATEWAYS = scaled(2, soak=4)
+PATIENT = scaled(16, soak=200)
+"""Calls that are sent at once, of which the key has room for three."""
 WATCHER = "0" * 12
 """The mark of the gateway that looks after the killed ones."""
 
@@ -57,12 +62,14 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 class Gateways:
     """Running gateways, the killed ones replaced."""
 
-    def __init__(self, db: str, provider: FakeProviderServer, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, db: str, provider: FakeProviderServer, folder: Path, stack: ExitStack, count: int = GATEWAYS
+    ) -> None:
         (folder / "prices.py").write_text("from penstock import Price\nprices = {'fake-1': Price('3', '15')}\n")
         self._command = ["-m", "penstock.cli", "gateway", "--db", db, "--port", "0", "--prices", "prices:prices"]
         self._options = {"env": {**os.environ, **environment(provider)}, "cwd": folder}
         self._stack = stack
-        self.programs = [self._start() for _ in range(GATEWAYS)]
+        self.programs = [self._start() for _ in range(count)]
         self.urls = [_url(program) for program in self.programs]
 
     def _start(self) -> Program:
@@ -94,7 +101,7 @@ def test_invoice_never_passes_the_budget_of_a_key_and_nothing_stays_held(db: str
         FakeProviderServer(FakeProvider(latency_s=0.01), by_chance(FAULTS, seed=1)) as provider,
         ExitStack() as stack,
     ):
-        key, id = asyncio.run(_with_stores(db, _new_key))
+        key, id = asyncio.run(_with_stores(db, lambda stores: _new_key(stores, CEILING_USD)))
         gateways = Gateways(db, provider, tmp_path, stack)
         statuses = asyncio.run(_many_clients(gateways, key))
         assert gateways.stop() == [0] * GATEWAYS
@@ -112,9 +119,9 @@ async def _with_stores(db: str, use: Callable[[Stores], Awaitable[T]]) -> T:
         return await use(stores)
 
 
-async def _new_key(stores: Stores) -> tuple[str, str]:
+async def _new_key(stores: Stores, daily_usd: str) -> tuple[str, str]:
     now_ms = time.time_ns() // 1_000_000
-    limits = {"daily_usd": CEILING_USD}
+    limits = {"daily_usd": daily_usd}
     record, secret = create_token("ann", "user", by="", now_ms=now_ms, kind="gateway", limits=limits)
     await stores.tokens.add(record)
     return secret, record.id
@@ -151,3 +158,28 @@ async def _client(gateways: Gateways, key: str, chance: random.Random, statuses:
             url = chance.choice(gateways.urls)
             status = await send_request(url, key, some_body(chance), leaves_early=chance.random() < 0.15)
         statuses.append(status)
+
+
+@pytest.mark.requirement("X-12")
+def test_calls_that_fit_together_all_complete_by_waiting_for_each_other(db: str, tmp_path: Path) -> None:
+    """Each call holds $0.03 of the $0.10 of its key and costs a fraction: none is refused, and none is clamped."""
+    with FakeProviderServer(FakeProvider(latency_s=0.01)) as provider, ExitStack() as stack:
+        key, id = asyncio.run(_with_stores(db, lambda stores: _new_key(stores, "0.10")))
+        gateways = Gateways(db, provider, tmp_path, stack, PATIENT_GATEWAYS)
+        statuses = asyncio.run(_patient_clients(gateways, key))
+        assert gateways.stop() == [0] * PATIENT_GATEWAYS
+        balance, left = asyncio.run(_with_stores(db, lambda stores: _drained(stores, id)))
+    assert statuses == [200] * PATIENT
+    assert {request.body["max_tokens"] for request in provider.requests} == {2_000}
+    assert (left, balance.held_nanos, balance.unresolved_nanos) == (0, 0, 0)
+    assert balance.spent_nanos == provider.invoice.total_nanos < balance.limits.cost_nanos
+
+
+async def _patient_clients(gateways: Gateways, key: str) -> list[int]:
+    body: dict[str, object] = {
+        "model": "fake-1",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 2_000,
+    }
+    urls = [gateways.urls[number % len(gateways.urls)] for number in range(PATIENT)]
+    return await asyncio.gather(*(send_request(url, key, body, leaves_early=False) for url in urls))

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ import pytest
 
 from penstock import logs
 from penstock.containment.ledger import Amounts
-from penstock.containment.limits import Budget
+from penstock.containment.limits import NO_LIMITS, Budget
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
-from penstock.gateway.key_accounts import key_account
+from penstock.gateway.key_accounts import key_account, run_account
 from penstock.gateway.key_bills import KeyBillNotFound, key_bills, resolve_key_bill
+from penstock.gateway.key_runs import key_runs, remove_past_runs
 from penstock.gateway.loopback import serving
+from penstock.gateway.service import GatewayService
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
 from penstock.gateway.upstreams import upstreams_in
 from penstock.hosting.durability import day_of
@@ -216,7 +219,8 @@ async def test_requests_are_logged_with_key_model_and_cost_and_without_prompts(
 @pytest.fixture
 def breaking() -> Iterator[FakeProviderServer]:
     """A provider whose first answer breaks off."""
-    with FakeProviderServer(script=[Say(then=Cut()), Say("fine")]) as server:
+    script = lambda request: Say(then=Cut()) if request.number == 1 else Say("fine")  # noqa: E731
+    with FakeProviderServer(script=script) as server:
         yield server
 
 
@@ -269,6 +273,58 @@ async def test_requests_are_grouped_into_the_named_run(provider: FakeProviderSer
         assert stores.ledger.balance(f"gateway:{record.id}:nightly:{day}").api_calls == 2
         assert stores.ledger.balance(f"gateway:{record.id}:day:{day}").api_calls == 1
     assert not any("x-penstock-run" in request.headers for request in provider.requests)
+
+
+async def test_every_request_counts_in_the_list_of_runs_of_its_key(
+    breaking: FakeProviderServer, tmp_path: Path
+) -> None:
+    url, named = f"sqlite:///{tmp_path}/keys.db", {"x-penstock-run": "nightly:1"}
+    async with await open_stores(url) as stores, await open_stores(url) as others:
+        async with team(breaking, stores) as one, team(breaking, others) as other:
+            key = await one.key()
+            statuses = [(await gateway.post(key, **named)).status_code for gateway in (one, other, one)]
+            statuses.append((await other.post(key)).status_code)
+            day = day_of(one.clock.time_ns() // 1_000_000)
+        runs = await key_runs(AsyncLedger(stores.ledger), str(id_in(key.encode())), day)
+    assert statuses == [502, 200, 200, 200]
+    assert [(run.name, run.used.api_calls) for run in runs] == [("nightly:1", 3), ("day", 1)]
+    assert [run.used.unresolved_nanos > 0 for run in runs] == [True, False]
+    taken = sum(run.used.spent_nanos + run.used.unresolved_nanos for run in runs)
+    assert taken >= breaking.invoice.total_nanos > 0
+
+
+async def test_past_runs_are_removed_and_stay_counted_at_their_key(breaking: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores, team(breaking, stores) as gateway:
+        key = await gateway.key(limits={"max_cost_usd": "0.01"})
+        key_id, ledger = str(id_in(key.encode())), AsyncLedger(stores.ledger)
+        first = day_of(gateway.clock.time_ns() // 1_000_000)
+        for name in ("broken", "whole"):
+            await gateway.post(key, **{"x-penstock-run": name})
+        before = stores.ledger.balance(key_account(key_id, first))
+        assert await remove_past_runs(ledger, first) == 0
+        gateway.clock.advance(DAY_S)
+        second = day_of(gateway.clock.time_ns() // 1_000_000)
+        assert (await gateway.post(key)).status_code == 200
+        assert await remove_past_runs(ledger, second) == 1
+        assert [run.name for run in await key_runs(ledger, key_id, first)] == ["broken"], "its bill is unresolved"
+        (bill,) = await key_bills(ledger, key_id)
+        await resolve_key_bill(ledger, key_id, bill.call_id, Amounts(1_000))
+        assert await remove_past_runs(ledger, second) == 1
+        assert [run.name for run in await key_runs(ledger, key_id, second)] == ["day"]
+        after = stores.ledger.balance(key_account(key_id, first))
+        assert (after.spent_nanos, after.api_calls) == (before.spent_nanos + 1_000, before.api_calls)
+
+
+async def test_open_gateway_removes_past_runs_by_itself(provider: FakeProviderServer) -> None:
+    async with await open_stores("memory:") as stores:
+        old, new = (run_account("0123456789ab", "day", day_of(at)) for at in (0, time.time_ns() // 1_000_000))
+        for name in (old, new, "gateway:no:day:soon"):
+            stores.ledger.open_account(name, NO_LIMITS)
+        service = GatewayService(upstreams_in(environment(provider)), provider.provider.prices)
+        async with service.opened(stores):
+            while old in stores.ledger.aged(0):  # noqa: ASYNC110  # nothing signals the end of a sweep
+                await asyncio.sleep(0.01)
+        assert list(stores.ledger.aged(0, prefix="gateway:")) == [new, "gateway:no:day:soon"]
 
 
 async def test_runs_of_two_keys_with_one_name_are_two_runs(provider: FakeProviderServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS, Budget
 from penstock.errors import InvalidValue
-from penstock.gateway.key_accounts import key_account
+from penstock.gateway.key_accounts import key_account, run_account
 from penstock.hosting.durability import day_of
 from penstock.hosting.ports import StoreUnavailable
 from penstock.server.serve import count_tokens, greeting
@@ -241,6 +241,33 @@ async def test_spend_of_a_key_is_returned_for_each_of_the_last_days() -> None:
         user, _ = await created(root, "carl")
         assert (await root.get(f"/api/tokens/{user}/spend")).status_code == 409
         assert (await root.get("/api/tokens/0123456789ab/spend")).status_code == 404
+
+
+async def test_an_admin_lists_the_runs_of_a_key_on_a_day() -> None:
+    clock = ManualClock()
+    async with served(clock=clock) as server, server.client("root") as root:
+        id, _ = await created(root, "ann", kind="gateway")
+        other, _ = await created(root, "bob", kind="gateway")
+        ledger, first = server.stores.ledger, day_of(parts(server.app).now_ms())
+        clock.advance(86_400)
+        day = day_of(parts(server.app).now_ms())
+        for key, run, on in ((id, "nightly:1", first), (id, "day", day), (other, "day", day), (id, "nightly:1", day)):
+            ledger.open_account(run_account(key, run, on), NO_LIMITS)
+            ledger.charge(f"k {key} {run} {on}", run_account(key, run, on), Amounts(250_000_000, 7, 3, 1))
+        path = f"/api/tokens/{id}/runs"
+        used = {"spent_usd": 0.25, "held_usd": 0.0, "unresolved_usd": 0.0, "api_calls": 1, "tokens_in": 7,
+            "tokens_out": 3}  # fmt: skip
+        runs = [{"run": "day", **used}, {"run": "nightly:1", **used}]
+        assert (await root.get(path)).json() == {"token_id": id, "day": str(day), "runs": runs, "next": None}
+        page = (await root.get(path, params={"limit": 1})).json()
+        assert (page["runs"], page["next"]) == (runs[:1], "day")
+        assert (await root.get(path, params={"limit": 1, "after": "day"})).json()["runs"] == runs[1:]
+        assert (await root.get(path, params={"day": str(first)})).json()["runs"] == runs[1:]
+        assert (await root.get(path, params={"day": "2020-02-02"})).json()["runs"] == []
+        assert (await root.get(path, params={"day": "soon"})).status_code == 422
+        user, _ = await created(root, "carl")
+        assert (await root.get(f"/api/tokens/{user}/runs")).status_code == 409
+        assert (await root.get("/api/tokens/0123456789ab/runs")).status_code == 404
 
 
 async def broken_call(server: Served, key_id: str) -> str:

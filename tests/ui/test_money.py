@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +17,12 @@ from typing import Any, Literal
 import pytest
 from playwright.async_api import Locator, Page, expect
 
+from penstock.containment.ledger import Amounts
+from penstock.containment.limits import NO_LIMITS
+from penstock.gateway.key_accounts import run_account
+from penstock.hosting.durability import day_of
+from penstock.hosting.tokens import id_in
+from penstock.storage import open_stores
 from tests.ui.browser import UI, Server, browsing, serving, tab
 
 pytestmark = pytest.mark.timeout(300)
@@ -186,6 +194,22 @@ async def test_tokens_and_gateway_keys_are_created_used_and_revoked(server: Serv
         await page.goto(f"{server.url}/#/money")
         keys = page.get_by_role("region", name="Gateway keys")
         await expect(keys.get_by_role("row", name="dora")).to_contain_text("$2.50")
+        await spend_in_run(server, key, "nightly:1")
+        await keys.get_by_role("button", name="Runs of dora").click()
+        run = page.get_by_role("dialog").get_by_role("row", name="nightly:1")
+        await expect(run).to_contain_text("7 → 3")
+        await expect(run).to_contain_text("$0.25")
+        await page.get_by_role("button", name="Close").click()
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def spend_in_run(server: Server, key: str, run: str) -> None:
+    """Count a call of a gateway key in the server's database, as a gateway would."""
+    async with await open_stores(f"sqlite:///{server.folder / 'ui.db'}") as stores:
+        key_id = str(id_in(key.encode()))
+        account = run_account(key_id, run, day_of(time.time_ns() // 1_000_000))
+        await asyncio.to_thread(stores.ledger.open_account, account, NO_LIMITS)
+        await asyncio.to_thread(stores.ledger.charge, "one call", account, Amounts(250_000_000, 7, 3, 1))
 
 
 async def created(page: Page, button: str, fields: dict[str, str]) -> str:

@@ -285,8 +285,8 @@ class LedgerStore(Protocol):
         Their calls are under way, or their process died before it recorded how they ended.
         """
 
-    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
-        """Accounts that were opened at least so long ago, in the order they were opened in.
+    def aged(self, age_s: float, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+        """Accounts that begin with `prefix` and were opened at least so long ago, in the order they were opened in.
 
         `after` is the last one of the page before; behind one that is not there any more comes nothing.
         """
@@ -500,7 +500,7 @@ class MemoryLedgerStore:
             mine = ((key, held, ask) for key, (held, ask) in self._holds.items() if key.startswith(prefix))
             return {key: ask for key, held, ask in mine if held.state == state}
 
-    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+    def aged(self, age_s: float, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> Sequence[str]:
         age_ns, limit = check_page(age_s, limit)
         with self._lock:
             before_ns = self._clock.monotonic_ns() - age_ns
@@ -508,7 +508,7 @@ class MemoryLedgerStore:
             if after is not None:
                 opened = islice(dropwhile(lambda account: account.name != after, opened), 1, None)
             old = takewhile(lambda account: account.opened_ns <= before_ns, opened)
-            return [account.name for account in islice(old, limit)]
+            return list(islice((account.name for account in old if account.name.startswith(prefix)), limit))
 
     def forget(self, names: Collection[str]) -> int:
         with self._lock:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
+from penstock.gateway.key_runs import swept
 from penstock.gateway.processes import Processes
 from penstock.gateway.stored_keys import GatewaySettings, StoredKeys
 from penstock.gateway.upstreams import Upstream
@@ -28,5 +29,6 @@ class GatewayService:
         """Open a gateway on the stores; at the end of the block, settle what is not settled yet."""
         keys = StoredKeys(stores.tokens, stores.ledger, self.prices, self.settings)
         processes = Processes(stores.ledger, keys.mark)
-        async with aclosing(Connections()) as connections, processes.watched(), aclosing(keys):
+        past = swept(stores.ledger, self.settings.keep_days, self.settings.zone)
+        async with aclosing(Connections()) as connections, processes.watched(), past, aclosing(keys):
             yield Gateway(self.upstreams, keys, connections)

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, tzinfo
 
-from penstock import logs
+from penstock import checks, logs
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment.ledger import LedgerStore
 from penstock.containment.limits import NO_LIMITS, Limits
-from penstock.errors import LedgerError, LedgerUnavailable
+from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
 from penstock.gateway.grants import Grant, UnknownCost, wrong_key
 from penstock.gateway.key_accounts import GATEWAY_RUNS, KEYS, call_id_of, key_account, limit_on, money, run_account
 from penstock.gateway.wires import Denied
@@ -62,9 +62,13 @@ class GatewaySettings:
     unknown_cost: UnknownCost = "count"
     day_zone: str = "UTC"
     """Time zone whose days daily budgets have; the same as that of the servers on this database."""
+    keep_days: float = 30
+    """How long the runs of keys are kept; at least two days."""
 
     def __post_init__(self) -> None:
         zone_named(self.day_zone)
+        if not checks.number("keep_days", self.keep_days, minimum=0, maximum=1e9):
+            raise InvalidValue("keep_days", self.keep_days, "more than zero")
 
     @property
     def zone(self) -> tzinfo:

@@ -314,6 +314,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/host": {"GET": "admin"},
     "/api/tokens": {"GET": "admin", "POST": "admin"},
     "/api/tokens/{token_id}/spend": {"GET": "admin"},
+    "/api/tokens/{token_id}/runs": {"GET": "admin"},
     "/api/tokens/{token_id}/bills": {"GET": "admin"},
     "/api/tokens/{token_id}/bills/resolve": {"POST": "admin"},
     "/api/tokens/{token_id}/bills/release": {"POST": "admin"},

@@ -96,6 +96,20 @@ def test_bills_of_gateway_keys_are_listed_and_resolved(penstock: Penstock) -> No
     assert (again.code, "has no unresolved bill of call" in again.err) == (2, True)
 
 
+def test_runs_of_a_gateway_key_are_listed(penstock: Penstock) -> None:
+    assert penstock("tokens", "create", "ann", "--gateway", *DB).code == 0
+    id = json.loads(penstock("tokens", "list", "--json", *DB).out)[0]["id"]
+    assert penstock("tokens", "runs", id, *DB).out == f"{id} has no runs today\n"
+    leave_bill(id)
+    (run,) = json.loads(penstock("tokens", "runs", id, "--day", "2026-11-19", "--json", *DB).out)
+    assert run == {"run": "day", "calls": "1", "tokens in": "0", "tokens out": "0", "spent": "$0.00", "held": "$0.00",
+        "unresolved": "$0.05"}  # fmt: skip
+    assert "$0.05" in penstock("tokens", "runs", id, "--day", "2026-11-19", *DB).out
+    assert penstock("tokens", "runs", id, "--day", "2026-11-18", *DB).out == f"{id} has no runs on 2026-11-18\n"
+    wrong = penstock("tokens", "runs", id, "--day", "soon", *DB)
+    assert (wrong.code, "--day must be a day such as 2027-12-31, not 'soon'" in wrong.err) == (64, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

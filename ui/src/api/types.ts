@@ -555,6 +555,23 @@ export interface HostShown {
   database: DatabaseShown;
 }
 
+export interface KeyRunList {
+  token_id: string;
+  day: string;
+  runs: KeyRunShown[];
+  next?: string | null;
+}
+
+export interface KeyRunShown {
+  run: string;
+  spent_usd: number;
+  held_usd: number;
+  unresolved_usd: number;
+  api_calls: number;
+  tokens_in: number;
+  tokens_out: number;
+}
+
 export interface LastMessage {
   message_id: string;
   role: string;

@@ -26,7 +26,7 @@ from penstock.cli.options import (
     team_budgets,
 )
 from penstock.cli.render.screen import write
-from penstock.cli.values import whole_number
+from penstock.cli.values import number, whole_number
 
 
 def gateway(
@@ -46,6 +46,7 @@ def gateway(
     prices: Prices = None,
     unknown_prices: Unpriced = None,
     unknown_cost: UnknownCostOption = UnknownCosts.COUNT,
+    keep_days: Annotated[float, numeric(number, "DAYS", "Retention of the runs of keys.", minimum=0.01)] = 30,
     log_format: LogFormatOption = None,
 ) -> int:
     """Serve the APIs of OpenAI, Anthropic and Google to a team, with a budget for each key.
@@ -74,7 +75,9 @@ def gateway(
     from penstock.cli.service.db import named_database, run_on_database
     from penstock.gateway.stored_keys import GatewaySettings
 
-    settings = GatewaySettings(daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value, day_zone)
+    settings = GatewaySettings(
+        daily, user_daily, team_budgets(team_daily), max_output, unknown_cost.value, day_zone, keep_days
+    )
     price_book = load_price_book(ServiceOptions(prices=prices, unknown_prices=unknown_prices))
     arguments = GatewayArguments(
         host, port, named_database(db), settings, price_book, tuple(upstream or ()), db_connections, db_timeout

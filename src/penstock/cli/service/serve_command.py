@@ -244,6 +244,7 @@ def _gateway(arguments: ServeArguments, prices: PriceBook | None) -> GatewayServ
         options.team_daily,
         unknown_cost=options.unknown_cost,
         day_zone=arguments.day_zone,
+        keep_days=arguments.keep_days,
     )
     return GatewayService(declared_upstreams(options.upstreams), prices or default_prices(), settings)
 

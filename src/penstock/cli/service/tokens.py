@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import date, tzinfo
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +34,12 @@ app = typer.Typer(rich_markup_mode=None)
 
 COLUMNS = ("id", "name", "role", "kind", "state", "created", "expires", "last used", "note")
 KEY_COLUMNS = ("id", "name", "team", "state", "daily", "whole", "spent today", "held", "unresolved", "left", "models")
+RUN_COLUMNS = ("run", "calls", "tokens in", "tokens out", "spent", "held", "unresolved")
 BILL_COLUMNS = ("key", "name", "day", "run", "held", "call")
+
+_BILLS_OF_RUNS = "bills of runs with: penstock runs bills"
+MAX_RUNS = 10_000
+"""Maximum number of runs that are listed."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -197,6 +203,58 @@ def revoke(
 
 
 @app.command()
+def runs(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the gateway key.")],
+    day: Annotated[str | None, typer.Option(metavar="DAY", help="A day such as 2027-12-31; today without it.")] = None,
+    as_json: AsJson = False,
+    db: Database = None,
+) -> int:
+    """List the runs of a gateway key on a day, and what each has used.
+
+    A run is what requests name in the header X-Penstock-Run; all requests without it are the run `day`.
+
+    \b
+    Examples:
+      penstock tokens runs 0123456789ab --db sqlite:///penstock.db
+      penstock tokens runs 0123456789ab --day 2027-12-31 --json --db sqlite:///penstock.db
+
+    \b
+    Exit codes:
+      0 listed, also without runs   2 refused, or the database cannot be used   64 wrong command line
+    """
+    try:
+        of = None if day is None else date.fromisoformat(day)
+    except ValueError:
+        raise Refused(f"--day must be a day such as 2027-12-31, not {day!r}") from None
+    rows = on_stores(db, "tokens", partial(_run_rows, token_id, of))
+    if as_json:
+        print_text(json.dumps([dict(zip(RUN_COLUMNS, row, strict=True)) for row in rows], indent=2))
+    elif not rows:
+        print_text(f"{token_id} has no runs {'today' if of is None else f'on {of}'}")
+    else:
+        print_text("\n".join(table([RUN_COLUMNS, *rows])))
+    return Exit.OK
+
+
+async def _run_rows(token_id: str, day: date | None, stores: Stores) -> list[tuple[str, ...]]:
+    from penstock.gateway.key_runs import key_runs
+    from penstock.hosting.durability import day_of
+    from penstock.runtime.durable.async_ledger import AsyncLedger
+
+    key = await _gateway_key(stores, token_id, "runs of graphs with: penstock runs list")
+    of = day or day_of(now_ms(), _zone())
+    found = await key_runs(AsyncLedger(stores.ledger), key.id, of, limit=MAX_RUNS)
+    return [
+        (
+            run.name,
+            *(str(count) for count in (run.used.api_calls, run.used.tokens_in, run.used.tokens_out)),
+            *(format_usd(nanos) for nanos in (run.used.spent_nanos, run.used.held_nanos, run.used.unresolved_nanos)),
+        )
+        for run in found
+    ]
+
+
+@app.command()
 def bills(
     token_id: Annotated[
         str | None, typer.Argument(metavar="ID", help="Id of the gateway key; without it, list the bills of all keys.")
@@ -271,14 +329,14 @@ async def _resolve(token_id: str, call: str, cost: str | None, stores: Stores) -
     return len(left)
 
 
-async def _gateway_key(stores: Stores, token_id: str) -> TokenRecord:
+async def _gateway_key(stores: Stores, token_id: str, others: str = _BILLS_OF_RUNS) -> TokenRecord:
     from penstock.hosting.tokens import TokenNotFound
 
     key = await stores.tokens.get(token_id)
     if key is None:
         raise TokenNotFound(token_id)
     if key.kind != "gateway":
-        raise Refused(f"{token_id} is no gateway key; list the bills of runs with: penstock runs bills")
+        raise Refused(f"{token_id} is no gateway key; list the {others}")
     return key
 
 
@@ -291,16 +349,21 @@ async def _token_rows(stores: Stores) -> list[tuple[str, ...]]:
 async def _key_rows(stores: Stores) -> list[tuple[str, ...]]:
     from penstock.gateway.key_accounts import spend_on
     from penstock.hosting.durability import day_of
-    from penstock.hosting.limits import zone_named
     from penstock.runtime.durable.async_ledger import AsyncLedger
     from penstock.server.tokens import all_tokens
 
-    zone = zone_named(os.environ.get("PENSTOCK_DAY_ZONE", "UTC"), "PENSTOCK_DAY_ZONE")
+    zone = _zone()
     ledger, day = AsyncLedger(stores.ledger), day_of(now_ms(), zone)
     return [
         _key_row(key, await spend_on(ledger, key, day, zone), now_ms())
         async for key in all_tokens(stores.tokens, "gateway")
     ]
+
+
+def _zone() -> tzinfo:
+    from penstock.hosting.limits import zone_named
+
+    return zone_named(os.environ.get("PENSTOCK_DAY_ZONE", "UTC"), "PENSTOCK_DAY_ZONE")
 
 
 def _key_row(key: TokenRecord, spend: KeySpend, now_ms: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from penstock.containment.ledger import Amounts
 from penstock.errors import LedgerUnavailable
 from penstock.gateway.key_accounts import KeySpend, days_until, spend_on
 from penstock.gateway.key_bills import KeyBill, key_bills, resolve_key_bill
+from penstock.gateway.key_runs import KeyRun, key_runs
 from penstock.hosting.durability import day_of
 from penstock.hosting.tokens import TokenKind, TokenNotFound, TokenRecord, TokenRole
 from penstock.money import to_nanos, to_usd
@@ -132,6 +133,44 @@ class SpendShown(Shown):
     days: list[DaySpend]
 
 
+class KeyRunShown(Shown):
+    """What one run of a gateway key has used on a day."""
+
+    run: str = Field(description="The run that the requests named; `day` if they named none")
+    spent_usd: float
+    held_usd: float
+    """Held for calls under way."""
+    unresolved_usd: float
+    """Held for calls whose bill is unknown."""
+    api_calls: int
+    tokens_in: int
+    tokens_out: int
+
+    @classmethod
+    def of(cls, run: KeyRun) -> KeyRunShown:
+        """Convert the figures of the ledger."""
+        used = run.used
+        return cls(
+            run=run.name,
+            spent_usd=to_usd(used.spent_nanos),
+            held_usd=to_usd(used.held_nanos),
+            unresolved_usd=to_usd(used.unresolved_nanos),
+            api_calls=used.api_calls,
+            tokens_in=used.tokens_in,
+            tokens_out=used.tokens_out,
+        )
+
+
+class KeyRunList(Shown):
+    """The runs of a gateway key on one day, in the order of their first requests."""
+
+    token_id: str
+    day: date
+    runs: list[KeyRunShown]
+    next: str | None = None
+    """Pass it as `after` for the next page."""
+
+
 class KeyBillShown(Shown):
     """A call of a gateway key whose bill is unknown, and what is held for it."""
 
@@ -231,6 +270,22 @@ async def spend(token_id: PathId, service: Service, days: Annotated[int, Query(g
     key, zone = await _found_key(service, token_id), service.host.settings.zone
     ledger, wanted = AsyncLedger(service.stores.ledger), days_until(key, day_of(service.now_ms(), zone), zone)[-days:]
     return SpendShown(token_id=token_id, days=[DaySpend.of(await spend_on(ledger, key, day, zone)) for day in wanted])
+
+
+@router.get("/{token_id}/runs")
+async def runs(
+    token_id: PathId,
+    service: Service,
+    day: Annotated[date | None, Query(description="A day of the server's budgets; today without it")] = None,
+    after: QueryId = None,
+    limit: PageSize = 100,
+) -> KeyRunList:
+    """List the runs of a gateway key on a day: those that `X-Penstock-Run` named, and `day` for all other requests."""
+    key, zone = await _found_key(service, token_id), service.host.settings.zone
+    of = day or day_of(service.now_ms(), zone)
+    found = await key_runs(AsyncLedger(service.stores.ledger), key.id, of, after=after, limit=limit + 1)
+    following = found[limit - 1].name if len(found) > limit else None
+    return KeyRunList(token_id=key.id, day=of, runs=[KeyRunShown.of(run) for run in found[:limit]], next=following)
 
 
 @router.get("/{token_id}/bills")

@@ -313,10 +313,12 @@ class PostgresLedger:
         """Return the keys of calls under way, or whose process died before it reported how they ended."""
         return {row["key"]: amounts_of(row) for row in await self._rows(schema.SELECT_OPEN_HOLDS, "held", prefix)}
 
-    async def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+    async def aged(
+        self, age_s: float, *, prefix: str = "", after: str | None = None, limit: int = 1_000
+    ) -> Sequence[str]:
         """Return accounts opened at least `age_s` ago, in order of opening; `after` ends the previous page."""
         age_ns, limit = check_page(age_s, limit)
-        return names_of_aged(await self._rows(schema.SELECT_OPENED, after, limit), age_ns, self._now())
+        return names_of_aged(await self._rows(schema.SELECT_OPENED, after, limit, prefix), age_ns, self._now())
 
     async def forget(self, names: Collection[str]) -> int:
         """Remove accounts with all their keys, and return how many; their use stays counted at their ancestors."""

@@ -519,7 +519,7 @@ SELECT_TICKET = f"""SELECT state, stop, number, expires > clock_timestamp() + le
     FROM {LEDGER}_tickets WHERE key = $1"""
 SELECT_OPENED = f"""SELECT name, opened_boot, opened_monotonic_ns, opened_wall_ns FROM {LEDGER}_accounts
     WHERE id > CASE WHEN $1::text IS NULL THEN 0 ELSE (SELECT id FROM {LEDGER}_accounts WHERE name = $1) END
-    ORDER BY id LIMIT $2"""
+    AND starts_with(name, $3) ORDER BY id LIMIT $2"""
 FORGET = f"""WITH gone AS (
         SELECT id FROM {LEDGER}_accounts AS here WHERE name = ANY ($1)
         AND NOT EXISTS (SELECT 1 FROM {LEDGER}_accounts AS below WHERE below.parent = here.id)

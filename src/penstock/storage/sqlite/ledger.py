@@ -203,7 +203,7 @@ SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls
 SELECT_DRAW = "SELECT account, (SELECT name FROM accounts WHERE id = account) AS name FROM draws WHERE key = ?"
 SELECT_OPENED = """SELECT name, opened_boot, opened_monotonic_ns, opened_wall_ns FROM accounts
     WHERE id > CASE WHEN :after IS NULL THEN 0 ELSE (SELECT id FROM accounts WHERE name = :after) END
-    ORDER BY id LIMIT :limit"""
+    AND substr(name, 1, :size) = :prefix ORDER BY id LIMIT :limit"""
 SELECT_FORGETTABLE = f"""SELECT id FROM accounts WHERE name IN (SELECT value FROM json_each(?))
     AND NOT EXISTS (SELECT 1 FROM accounts AS below WHERE below.parent = accounts.id)
     AND NOT EXISTS (SELECT 1 FROM holds WHERE {OPEN} AND state = 'held' AND account = accounts.id)
@@ -486,11 +486,12 @@ class SqliteLedgerStore:
         """Return the keys of calls under way, or whose process died before it reported how they ended."""
         return self._in_state("held", prefix)
 
-    def aged(self, age_s: float, *, after: str | None = None, limit: int = 1_000) -> Sequence[str]:
+    def aged(self, age_s: float, *, prefix: str = "", after: str | None = None, limit: int = 1_000) -> Sequence[str]:
         """Return accounts opened at least `age_s` ago, in order of opening; `after` ends the previous page."""
         age_ns, limit = check_page(age_s, limit)
         with self._file.reading() as connection:
-            opened = _rows(connection, SELECT_OPENED, {"after": after, "limit": limit})
+            page = {"after": after, "limit": limit, "prefix": prefix, "size": len(prefix)}
+            opened = _rows(connection, SELECT_OPENED, page)
         return names_of_aged(opened, age_ns, self._now())
 
     def forget(self, names: Collection[str]) -> int:

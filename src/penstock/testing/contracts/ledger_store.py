@@ -740,6 +740,15 @@ class LedgerStoreContract(WaitingTests):
         assert list(self.store.aged(0, after="unknown")) == [], "a page after an unknown account is empty"
         assert len(self.store.aged(0, limit=10**30)) == 7
 
+    def test_old_accounts_are_listed_by_the_beginning_of_their_names(self) -> None:
+        names = ["run:1", "key:1", "run:%", "run:2", "Run:3", "run_4"]
+        for name in names:
+            self.store.open_account(name, NO_LIMITS)
+        assert list(self.store.aged(0, prefix="run:")) == ["run:1", "run:%", "run:2"]
+        assert list(self.store.aged(0, prefix="run:%")) == ["run:%"], "a prefix is no pattern"
+        assert list(self.store.aged(0, prefix="run:", after="key:1", limit=1)) == ["run:%"]
+        assert list(self.store.aged(0, prefix="")) == names
+
     def test_a_removed_account_is_not_listed_and_its_name_can_be_used_again(self) -> None:
         for name in ("a", "b", "c"):
             self.store.open_account(name, NO_LIMITS)

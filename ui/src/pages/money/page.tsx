@@ -1,10 +1,11 @@
 // What runs cost: by day, model, graph, owner and node; today's budgets; gateway keys; prices in force.
 
+import { useState } from "react";
 import { get, query, serverNow } from "../../api/client.ts";
-import type { BudgetsOfDay, DayBudgetShown, MoneyShown, MoneySum, PriceList, PriceShown, TokenList } from "../../api/types.ts";
+import type { BudgetsOfDay, DayBudgetShown, KeyRunList, MoneyShown, MoneySum, PriceList, PriceShown, TokenList, TokenShown } from "../../api/types.ts";
 import { formatCount, formatUsd, several, toNanos } from "../../model/money.ts";
 import { setParams } from "../../router.ts";
-import { Failure, Meter, Money, Track, usePolled, type Level } from "../../ui/parts.tsx";
+import { Dialog, Failure, Meter, Money, Track, usePolled, type Level } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import type { PageProps } from "../index.ts";
 import { DayChart } from "./chart.tsx";
@@ -234,7 +235,60 @@ function Budgets({ isAdmin }: { isAdmin: boolean }) {
   );
 }
 
+/** What each run of a gateway key has used today. */
+function KeyRuns({ id, name, onClose }: { id: string; name: string; onClose: () => void }) {
+  const path = `/api/tokens/${encodeURIComponent(id)}/runs`;
+  const found = usePolled(path, (signal) => get<KeyRunList>(path, signal), POLL_MS);
+  return (
+    <Dialog title={`Runs of ${visible(name)} today`} onClose={onClose}>
+      <Failure error={found.error} />
+      {found.value?.runs.length === 0 && <p className="muted">No requests yet.</p>}
+      {found.value && found.value.runs.length > 0 && (
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Run</th>
+              <th scope="col" className="number">
+                Calls
+              </th>
+              <th scope="col" className="number">
+                Tokens
+              </th>
+              <th scope="col" className="number">
+                Spent
+              </th>
+              <th scope="col" className="number">
+                Held
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {found.value.runs.map((run) => (
+              <tr key={run.run}>
+                <th scope="row" className="row mono">
+                  {visible(run.run)}
+                </th>
+                <td className="number">{formatCount(run.api_calls)}</td>
+                <td className="number">
+                  {formatCount(run.tokens_in)} → {formatCount(run.tokens_out)}
+                </td>
+                <td className="number">{formatUsd(toNanos(run.spent_usd))}</td>
+                <td className="number">{formatUsd(toNanos(run.held_usd + run.unresolved_usd))}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {found.value?.next && <p className="muted small">Only the first {found.value.runs.length}; penstock tokens runs {id} lists all.</p>}
+      <div className="bar">
+        <button onClick={onClose}>Close</button>
+      </div>
+    </Dialog>
+  );
+}
+
 function Keys() {
+  const [shown, setShown] = useState<TokenShown | null>(null);
   const keys = usePolled("keys", (signal) => get<TokenList>("/api/tokens?kind=gateway&limit=100", signal), POLL_MS);
   const active = keys.value?.tokens.filter((key) => key.state === "active" && key.gateway);
   if (!active?.length) return null;
@@ -243,7 +297,7 @@ function Keys() {
       <header>
         <h2>Gateway keys today</h2>
         <span className="muted small">
-          spent through the gateway, in no run; <a href="#/admin/tokens">create and revoke keys</a>
+          spent through the gateway, in runs of its own; <a href="#/admin/tokens">create and revoke keys</a>
         </span>
       </header>
       <table>
@@ -266,7 +320,8 @@ function Keys() {
           </tr>
         </thead>
         <tbody>
-          {active.map(({ id, name, gateway }) => {
+          {active.map((key) => {
+            const { id, name, gateway } = key;
             const today = gateway!.today;
             const limit = today?.limit_usd ?? null;
             return (
@@ -293,12 +348,18 @@ function Keys() {
                 <td className="number">{today ? formatUsd(toNanos(today.spent_usd)) : ""}</td>
                 <td className="number">{today ? formatUsd(toNanos(today.held_usd + today.unresolved_usd)) : ""}</td>
                 <td className="number">{today?.left_usd == null ? "–" : formatUsd(toNanos(today.left_usd))}</td>
-                <td className="number">{today ? formatCount(today.api_calls) : ""}</td>
+                <td className="number">
+                  {today ? formatCount(today.api_calls) : ""}{" "}
+                  <button onClick={() => setShown(key)} aria-label={`Runs of ${visible(name)}, ${id}`}>
+                    Runs
+                  </button>
+                </td>
               </tr>
             );
           })}
         </tbody>
       </table>
+      {shown && <KeyRuns id={shown.id} name={shown.name} onClose={() => setShown(null)} />}
     </section>
   );
 }
