@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.kernel.document import read_loosely
-from penstock.kernel.executor import CHANNELS, Channel, ExecutorRegistry, Handle, NodeExecutor
-from penstock.kernel.graph import EdgeSpec, GraphSpec, NodeSpec
+from penstock.kernel.executor import ExecutorRegistry, Handle, NodeExecutor
+from penstock.kernel.graph import CHANNELS, Channel, EdgeSpec, GraphSpec, NodeSpec
 from penstock.nodes.catalog import HANDLES, PICKER, hints_of
 from penstock.nodes.parts.template import placeholders
 from penstock.runtime.graphs.node_options import NODE_OPTIONS
