@@ -26,7 +26,7 @@ from penstock.stores import open_stores
 RUNS = 6
 PRICES = PriceBook(registered={"writer": Price(1, 5)}, use_genai_prices=False)
 SETTINGS = HostSettings(drain_s=0, max_running=RUNS)
-drafted = asyncio.Event()
+polishing = asyncio.Event()
 may_polish = asyncio.Event()
 calls: Counter[str] = Counter()
 
@@ -35,12 +35,12 @@ async def reply(request: ModelRequest) -> str:
     """Draft at once; polish when the first worker has left."""
     text = request.messages[-1].text
     calls[text] += 1
-    if text.startswith("draft of "):
-        await may_polish.wait()
-        return f"polished {text}"
-    if sum(not text.startswith("draft of ") for text in calls) == RUNS:
-        drafted.set()
-    return f"draft of {text}"
+    if not text.startswith("draft of "):
+        return f"draft of {text}"
+    if sum(text.startswith("draft of ") for text in calls) == RUNS:
+        polishing.set()  # a call leaves only when what was done before it is recorded: all drafts are
+    await may_polish.wait()
+    return f"polished {text}"
 
 
 async def write(ctx: Any) -> str:
@@ -73,7 +73,7 @@ async def fleet(db: str, engine_url: str) -> int:
         async with AsyncExitStack() as leaving:
             await host(leaving, "worker 2", queue)
             runs = [await server.submit(owner="ann", graph_id="report", input=f"dam {at}") for at in range(RUNS)]
-            await drafted.wait()
+            await polishing.wait()
         print(f"worker 2   left, with {RUNS} runs under way in the fleet")
         may_polish.set()
         ended = [await server.wait(run.id) for run in runs]
