@@ -247,6 +247,7 @@ class ExecutionTrace(_Measured):
 
     def add_step(self, step: StepTrace) -> None:
         """Add a step that no graph ran, and what it used to the totals."""
+        checks.instance("step", step, StepTrace)
         self._steps.append(step)
         self._tokens += step.tokens_used
         self._nanos += to_nanos(step.cost_usd)

@@ -70,9 +70,7 @@ def test_the_next_process_reads_the_table_that_the_first_has_kept(call: str, war
     assert priced(CALLS[call], warm) == "0.0026"
 
 
-def test_the_kept_table_is_the_exported_one_and_nobody_else_may_read_it(
-    warm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kept_table_is_the_exported_one_and_private(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(warm))
     cache = Cache.find()
     assert cache is not None
