@@ -258,7 +258,10 @@ class ExecutionTrace(_Measured):
         return _During(self, context)
 
     def _end(self, run: Run, status: TraceStatus, error: str | None) -> None:
-        self.status, self.error, self.end_time = status, error, run.wall_time()
+        ended = run.wall_time()
+        if self.start_time.tzinfo is None:  # such as datetime.now(): local time, which the end can be compared with
+            ended = ended.astimezone().replace(tzinfo=None)
+        self.status, self.error, self.end_time = status, error, ended
 
     # Read by people.
 
