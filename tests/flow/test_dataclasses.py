@@ -130,6 +130,14 @@ def test_a_field_of_a_trace_that_cannot_be_right_is_named(field: str, value: Any
         ExecutionTrace(**{"graph_id": "g", field: value})
 
 
+@pytest.mark.parametrize("step", [None, 5, {"step_id": "a"}, StepTrace])
+def test_what_is_added_to_a_trace_is_a_step(step: Any) -> None:
+    trace = ExecutionTrace(graph_id="g")
+    with pytest.raises(InvalidValue, match=r"^step must be"):
+        trace.add_step(step)
+    assert (trace.steps, trace.total_tokens) == ([], 0)
+
+
 # Read back.
 
 TEXT = st.text(max_size=8)

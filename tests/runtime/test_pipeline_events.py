@@ -284,3 +284,22 @@ def test_the_context_of_hooks_equals_a_constructed_one() -> None:
 def test_a_context_for_hooks_names_the_argument_that_is_wrong(field: str, value: object) -> None:
     with pytest.raises(InvalidValue, match=f"^{field} must be"):
         ToolCallContext(**{"request_id": "r", field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("event_type", None),
+        ("decision", "HALT"),
+        ("reason", 5),
+        ("hook", None),
+        ("request_id", 5),
+        ("ts", "now"),
+        ("metadata", [1]),
+        ("metadata", {1: "one"}),
+    ],
+)
+def test_a_safety_event_names_the_argument_that_is_wrong(field: str, value: object) -> None:
+    given = {"event_type": "own_rule", "decision": Decision.HALT, "reason": "too many pages", "hook": "MyRule"}
+    with pytest.raises(InvalidValue, match=f"^{field} must be"):
+        SafetyEvent(**{**given, field: value})  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import EllipsisType, SimpleNamespace
 from typing import Any, Optional
 
@@ -23,10 +25,15 @@ from penstock import (
     WrapOptions,
 )
 from penstock.testing import ManualClock
+from penstock.tracing.lifecycle import TRANSITIONS
 from tests.scenarios.examples import digest, filled_in, run, takes_what_is_declared
 
 MS = 1_000_000
 
+LIFECYCLE = """\
+   created -> running -> success | fail | halt
+   created -> fail | halt        (pre-running terminal, e.g., budget exceeded)
+"""
 GRAPH = """\
 class ExecutionGraph:
     def __init__(self, chain_id: Optional[str] = None) -> None: ...
@@ -248,6 +255,7 @@ HALTED_CHAIN = """\
 }
 """
 BLOCKS = (
+    LIFECYCLE,
     GRAPH,
     CREATE_ROOT,
     BEGIN_NODE,
@@ -264,13 +272,51 @@ BLOCKS = (
 
 
 def test_the_quotations_are_the_code_blocks_of_the_document() -> None:
-    assert digest(*BLOCKS) == "562a8575a60b75d6618b8027dd9f195d9ce80b2d0fc5deb3ff10e43384c1bb6c"
+    assert digest(*BLOCKS) == "6088be0b7b4d972f28fd1aebd879c55566a782cf8f9cad195883dfa01c6f93bc"
 
 
 def started() -> tuple[ExecutionGraph, str, str]:
     """A graph with a root and one model call under it, made by the calls of the document's API section."""
     names = run(CREATE_ROOT + BEGIN_NODE, graph=ExecutionGraph())
     return names["graph"], names["root_id"], names["plan_id"]
+
+
+# Section 3, the lifecycle.
+
+MARKS: dict[str, Callable[[ExecutionGraph, str], None]] = {
+    "running": lambda graph, node: graph.mark_running(node),
+    "success": lambda graph, node: graph.mark_success(node, cost_usd=0),
+    "fail": lambda graph, node: graph.mark_failure(node, error_class="OSError"),
+    "halt": lambda graph, node: graph.mark_halt(node),
+}
+
+
+def paths() -> Iterator[tuple[str, ...]]:
+    """Every sequence of statuses that the document draws."""
+    for line in LIFECYCLE.splitlines():
+        *before, ends = [part.strip() for part in line.partition("(")[0].split("->")]
+        for end in ends.split("|"):
+            yield (*before, end.strip())
+
+
+@pytest.mark.requirement("G-4")
+@pytest.mark.parametrize("path", list(paths()), ids=" ".join)
+def test_a_node_takes_every_path_of_the_lifecycle_and_stays_at_its_end(path: tuple[str, ...]) -> None:
+    graph, _, plan_id = started()
+    seen = [graph.snapshot()["nodes"][plan_id]["status"]]
+    for status in path[1:]:
+        MARKS[status](graph, plan_id)
+        seen.append(graph.snapshot()["nodes"][plan_id]["status"])
+    assert tuple(seen) == path
+    for mark in MARKS.values():
+        mark(graph, plan_id)
+        assert graph.snapshot()["nodes"][plan_id]["status"] == path[-1]
+
+
+@pytest.mark.requirement("G-4")
+def test_the_lifecycle_has_no_path_that_the_document_does_not_draw() -> None:
+    drawn = {step for path in paths() for step in pairwise(path)}
+    assert drawn == {(before, after) for before, afters in TRANSITIONS.items() for after in afters}
 
 
 # Section 5, the API.

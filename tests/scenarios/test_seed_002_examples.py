@@ -1275,6 +1275,8 @@ async def test_decision_d12_a_trace_is_opt_in(capsys: pytest.CaptureFixture[str]
     assert explained.split("\n")[:2] == ["Graph: main", "Status: completed"]
     assert "  a (function): " in explained
     assert "  b (function): " in explained
+    trace = ended["trace"]
+    assert 0 <= (trace.end_time - trace.start_time).total_seconds() < 3_600  # the start is local, without a time zone
 
 
 def test_decision_d13_has_no_code_to_run() -> None:

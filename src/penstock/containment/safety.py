@@ -38,6 +38,15 @@ class SafetyEvent:
     ts: datetime = field(default_factory=utc_now)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("event_type", "reason", "hook"):
+            checks.text(name, getattr(self, name))
+        checks.instance("decision", self.decision, Decision)
+        if self.request_id is not None:
+            checks.text("request_id", self.request_id, none="unknown")
+        checks.instance("ts", self.ts, datetime)
+        checks.mapping("metadata", self.metadata, "values by name")
+
 
 @dataclass(frozen=True)
 class ToolCallContext:

@@ -73,6 +73,7 @@ class Verdict:
     def __post_init__(self) -> None:
         checks.instance("decision", self.decision, Decision)
         checks.text("reason", self.reason)
+        checks.text("hook", self.hook)
         checks.instance("stop_reason", self.stop_reason, StopReason)
         if self.model is not None:
             checks.text("model", self.model)

@@ -247,6 +247,7 @@ class ExecutionTrace(_Measured):
 
     def add_step(self, step: StepTrace) -> None:
         """Add a step that no graph ran, and what it used to the totals."""
+        checks.instance("step", step, StepTrace)
         self._steps.append(step)
         self._tokens += step.tokens_used
         self._nanos += to_nanos(step.cost_usd)
@@ -257,7 +258,10 @@ class ExecutionTrace(_Measured):
         return _During(self, context)
 
     def _end(self, run: Run, status: TraceStatus, error: str | None) -> None:
-        self.status, self.error, self.end_time = status, error, run.wall_time()
+        ended = run.wall_time()
+        if self.start_time.tzinfo is None:  # such as datetime.now(): local time, which the end can be compared with
+            ended = ended.astimezone().replace(tzinfo=None)
+        self.status, self.error, self.end_time = status, error, ended
 
     # Read by people.
 

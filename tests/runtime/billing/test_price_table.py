@@ -30,8 +30,11 @@ MOMENTS = [
 
 
 @pytest.fixture(scope="module")
-def table() -> PriceTable:
-    return load_table()
+def table(tmp_path_factory: pytest.TempPathFactory) -> PriceTable:
+    """The table of another process: none is kept from an earlier run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return load_table()
 
 
 def looked_up() -> Iterator[tuple[str, str | None]]:

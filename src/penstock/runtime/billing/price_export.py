@@ -21,6 +21,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from penstock.runtime.billing.price_cache import Cache
 from penstock.runtime.billing.rates import EXACT, MTOK, Price, to_nanos, to_yoctos
 from penstock.runtime.billing.usage import Usage
 
@@ -56,10 +57,13 @@ def get_providers() -> list[Provider]:
 
 
 def main() -> None:
-    """Write the table to stdout."""
-    for line in lines():
-        sys.stdout.write(line + "\n")
+    """Write the table to stdout, and keep it for other processes."""
+    cache = Cache.find()  # before genai-prices is imported: the sources may change meanwhile
+    table = list(lines())
+    sys.stdout.writelines(f"{line}\n" for line in table)
     sys.stdout.flush()
+    if cache is not None:
+        cache.write(table)
 
 
 def _matcher(clause: Any) -> list[Any] | None:

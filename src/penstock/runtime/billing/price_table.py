@@ -1,10 +1,10 @@
 """The prices of genai-prices, without genai-prices in the process.
 
-The table comes from a short-lived process (`price_export`), so that no other thread waits for the interpreter lock
-meanwhile, and is read in slices that give the lock up in between. The process can be started before the table is
-needed. Where it cannot be started, or fails, the table is made in place. Models are found by the rules of genai-prices:
-the provider first, by its id or by the name of the model, then the first model of that provider that matches, or of a
-provider whose models it also offers.
+The table comes from the cache (`price_cache`) or else from a short-lived process (`price_export`), so that no other
+thread waits for the interpreter lock meanwhile, and is read in slices that give the lock up in between. The process can
+be started before the table is needed. Where it cannot be started, or fails, the table is made in place. Models are
+found by the rules of genai-prices: the provider first, by its id or by the name of the model, then the first model of
+that provider that matches, or of a provider whose models it also offers.
 
 Knows nothing of registered prices or of how models are spelled.
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.runtime.billing import price_export
+from penstock.runtime.billing.price_cache import Cache
 from penstock.runtime.billing.rates import Price
 
 EXPORT_TIMEOUT_S = 60.0
@@ -129,12 +130,14 @@ class PriceTable:
 
 
 def load_table(export: Export | None = None) -> PriceTable:
-    """Load the table from a process of its own, or else in place; an empty one without genai-prices. Blocks.
+    """Load the kept table, or else make it, in a process of its own or in place; an empty one without genai-prices.
 
-    `export` is a process that was started before.
+    `export` is a process that was started before. Blocks.
     """
     if not is_installed():
         return PriceTable()
+    if export is None and (kept := kept_table()) is not None:
+        return kept
     export = export or start_export()
     if export is not None and not _is_customized() and (output := export.wait()) is not None:
         try:
@@ -145,6 +148,16 @@ def load_table(export: Export | None = None) -> PriceTable:
         return PriceTable.read(price_export.lines())
     except Exception:  # an incompatible version of genai-prices: no price is known
         return PriceTable()
+
+
+def kept_table() -> PriceTable | None:
+    """The table that an earlier process has kept; None without one, or if it would not know all prices."""
+    cache = None if _is_customized() else Cache.find()
+    lines = None if cache is None else cache.read()
+    try:
+        return None if lines is None else PriceTable.read(lines)
+    except (IndexError, TypeError, ValueError):  # it was damaged
+        return None
 
 
 def is_installed() -> bool:

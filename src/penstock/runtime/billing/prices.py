@@ -3,10 +3,10 @@
 A registered price comes first, then that of genai-prices; without either, the call is refused, charged an assumed
 price, or counted as of unknown cost. Everything works without genai-prices. Knows nothing of budgets.
 
-The table of genai-prices takes up to seconds to load, once per process, in a process of its own (`price_table`). A
-look-up waits for it if necessary. Code on an event loop checks `must_load_for` before a look-up and awaits `aload`,
-which waits on a thread; sync calls on an event loop start the process before their function runs (`begin_load`), so
-that the function and the process run at the same time.
+The table of genai-prices takes up to seconds to make, in a process of its own (`price_table`), and milliseconds to read
+where an earlier process has kept it. A look-up waits for it if necessary. Code on an event loop checks `must_load_for`
+before a look-up and awaits `aload`, which waits on a thread; sync calls on an event loop start the process before their
+function runs (`begin_load`), so that the function and the process run at the same time.
 
 Prices distinguish only what a usage does: audio and image tokens, one-hour cache writes, searches and service tiers
 count as plain tokens at the standard rate. For more precision, report the cost.
@@ -114,7 +114,7 @@ class PriceBook:
     def begin_load(self, model: str) -> None:
         """Start loading the table if a call of `model` needs it and this thread has an event loop to keep free.
 
-        Does not wait for the table; `load` waits for the rest.
+        Does not wait for a table that has to be made; `load` waits for the rest.
         """
         if asyncio._get_running_loop() is not None and self.must_load_for(model):
             _begin()
@@ -252,13 +252,14 @@ _export: Export | None = None
 
 
 def _begin() -> None:
-    """Start the process that exports the table, unless it is loaded or being loaded."""
-    global _export
+    """Read the table if it is kept, or start the process that exports it; unless it is loaded or being loaded."""
+    global _table, _export
     if _table is None and _export is None and _one_at_a_time.acquire(blocking=False):
         try:
-            from penstock.runtime.billing.price_table import start_export  # not needed by a program without prices
+            from penstock.runtime.billing.price_table import kept_table, start_export  # not needed without prices
 
-            _export = start_export()
+            _table = kept_table()
+            _export = None if _table is not None else start_export()
         finally:
             _one_at_a_time.release()
 
