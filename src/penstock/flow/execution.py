@@ -12,6 +12,7 @@ from types import AsyncGeneratorType, GeneratorType, MappingProxyType
 from typing import Any, Protocol
 
 from penstock.clock import utc_from_ns
+from penstock.containment.accounts import has_cost_limit
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import InvalidValue
 from penstock.flow.compiled import CompilableGraph
@@ -57,6 +58,8 @@ async def execute(graph: RunnableGraph, context: ExecutionContext | None) -> Res
         with ExecutionContext(name=graph.id, session=graph.session) as own:
             return await execute(graph, own)
     execution = StepExecution(graph, context)
+    if execution.may_block_for_prices():
+        await context._run.prices.aload()
     scheduler = execution.scheduler()
     token = scheduler.place._token
     listening = execution.listen()
@@ -136,6 +139,14 @@ class StepExecution(GraphExecution[StepEvent]):
         """The results of this graph, over those of the graphs around it; grows while they run."""
         self._upstream: Mapping[str, Any] = MappingProxyType(source)
         """What an `input_fn` is given."""
+
+    def may_block_for_prices(self) -> bool:
+        """Whether a sync step could need prices that are not loaded; it would block the event loop until they are.
+
+        Only under a money limit: other graphs rarely call models, and need not wait for prices.
+        """
+        prices_pending = bool(self._compiled.sync) and self._context._run.prices.is_pending
+        return prices_pending and has_cost_limit(self._context._account)
 
     def listen(self) -> Token[tuple[Listener[StepEvent], str | None] | None] | None:
         """Send the events of graphs inside this one to the same listener."""

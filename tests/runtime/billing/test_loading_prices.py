@@ -247,6 +247,32 @@ async def test_calls_that_need_no_price_do_not_load_the_table(monkeypatch: pytes
     assert book.is_pending
 
 
+@pytest.mark.parametrize("max_cost_usd", [None, 1])
+async def test_a_graph_with_sync_steps_loads_the_table_before_its_first_step_under_a_money_limit(
+    max_cost_usd: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(monkeypatch)
+    loader.may_end.set()
+    pending: list[bool] = []
+    graph = Graph("g").add_step(FunctionNode("read", lambda ctx: pending.append(book.is_pending)), "read")
+    book = PriceBook()
+    with contain(prices=book, max_cost_usd=max_cost_usd) as run:
+        await graph.execute(run)
+    assert pending == [max_cost_usd is None]
+    assert threading.current_thread() not in loader.threads
+    assert len(loader.threads) == (max_cost_usd is not None)
+
+
+async def test_a_graph_with_async_steps_loads_the_table_when_a_call_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(monkeypatch)
+
+    async def read(ctx: object) -> None: ...
+
+    with contain(prices=PriceBook(), max_cost_usd=1) as run:
+        await Graph("g").add_step(FunctionNode("read", read), "read").execute(run)
+    assert loader.threads == []
+
+
 async def test_a_call_that_is_refused_for_its_price_needs_the_table_too() -> None:
     with contain(prices=PriceBook(unknown="refuse")) as run:
         with pytest.raises(Halted, match="no price is known"):
