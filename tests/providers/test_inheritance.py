@@ -79,6 +79,22 @@ def executor() -> Iterator[Submit]:
 
 
 @contextmanager
+def executor_with_callbacks() -> Iterator[Submit]:
+    """Work that the thread of a pool does when an item of it has ended."""
+
+    def submit(work: Work) -> Any:
+        found: Future[Any] = Future()
+        may_end = threading.Event()
+        item = pool.submit(may_end.wait)
+        item.add_done_callback(lambda _: found.set_result(work()))
+        may_end.set()
+        return found.result()
+
+    with ThreadPoolExecutor(1) as pool:
+        yield submit
+
+
+@contextmanager
 def thread_pool(submit: Callable[[ThreadPool, Work], Any]) -> Iterator[Submit]:
     with ThreadPool(1) as pool:
         yield lambda work: submit(pool, work)
@@ -126,6 +142,7 @@ def worker_with_contexts() -> Iterator[Submit]:
 
 PER_ITEM: dict[str, Callable[[], Any]] = {
     "ThreadPoolExecutor": executor,
+    "callback of a future": executor_with_callbacks,
     "apply": lambda: thread_pool(lambda pool, work: pool.apply(work)),
     "apply with arguments": lambda: thread_pool(
         lambda pool, work: pool.apply(lambda f, *, g: g(f), (work,), {"g": run})
@@ -218,6 +235,34 @@ def test_the_initializer_of_a_thread_pool_is_paid_by_the_run_that_makes_the_pool
         pool.close()
         pool.join()
     assert setting.paid == (CALL_USD, 0)
+
+
+def test_the_initializer_of_an_executor_is_paid_by_the_run_that_makes_it() -> None:
+    with (
+        two_runs() as setting,
+        contained(setting.starter),
+        ThreadPoolExecutor(1, "", lambda ask: ask(), (setting.ask,)) as pool,
+        contained(setting.other),
+    ):
+        assert pool.submit(captured).result() is not None
+    assert setting.paid == (CALL_USD, 0)
+
+
+def test_an_initializer_that_is_none_is_refused_as_before() -> None:
+    with contain() as run, contained(run), pytest.raises(TypeError, match="initializer must be a callable"):
+        ThreadPoolExecutor(1, initializer=7)  # type: ignore[arg-type]
+
+
+def test_a_callback_that_outlives_its_run_is_refused() -> None:
+    run_has_ended = threading.Event()
+    found: Future[Any] = Future()
+    with two_runs() as setting, ThreadPoolExecutor(1) as pool:
+        with setting.starter, contained(setting.starter):
+            item = pool.submit(run_has_ended.wait)
+            item.add_done_callback(lambda _: found.set_result(setting.ask()))
+        run_has_ended.set()
+        assert isinstance(found.result(), RunEnded)
+        assert setting.server.requests == ()
 
 
 def test_the_arguments_and_results_of_a_thread_pool_stay_as_they_are() -> None:

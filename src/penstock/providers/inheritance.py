@@ -5,6 +5,8 @@ a word. Which run a request belongs to:
 
 - in a `threading.Thread`, a `Timer`, or a subclass: the run of the code that called `start()`, for the thread's life
 - in an item of a `ThreadPoolExecutor` (`submit`, `map`, `run_in_executor`, `asyncio.to_thread`): that of who submits it
+- in the initializer of a `ThreadPoolExecutor`: that of who makes the pool
+- in a callback of a `concurrent.futures.Future`, which the thread that finishes the item calls: that of who adds it
 - in an item of a `multiprocessing.pool.ThreadPool`, which joblib's threads are (`apply`, `map`, `starmap`, `imap`, and
   their callbacks): that of who submits it
 - in code that a thread runs in a context of its own (worker threads of anyio and asgiref, `copy_context().run`,
@@ -85,6 +87,31 @@ def _submit(original: Method) -> Method:
         return NO_SCOPE.run(original, pool, *item, *args, **kwargs)
 
     return submit
+
+
+def _init_executor(original: Method) -> Method:
+    def __init__(
+        pool: Any,
+        max_workers: int | None = None,
+        thread_name_prefix: str = "",
+        initializer: Method | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        scope = captured()
+        if scope is not None and callable(initializer) and not _runs_elsewhere(pool):
+            initializer = _within(scope, initializer)
+        original(pool, max_workers, thread_name_prefix, initializer, *args, **options)
+
+    return __init__
+
+
+def _add_done_callback(original: Method) -> Method:
+    def add_done_callback(future: Any, fn: Method) -> None:
+        scope = captured()
+        original(future, fn if scope is None else partial(scope.run, fn))
+
+    return add_done_callback
 
 
 def _runs_elsewhere(pool: Any) -> bool:
@@ -174,7 +201,9 @@ def _iterated(scope: Captured, iterable: Iterable[Any]) -> Iterator[Any]:
 
 THREADS = (
     Patch("threading", "Thread", "start", _start),
+    Patch("concurrent.futures.thread", "ThreadPoolExecutor", "__init__", _init_executor),
     Patch("concurrent.futures.thread", "ThreadPoolExecutor", "submit", _submit),
+    Patch("concurrent.futures", "Future", "add_done_callback", _add_done_callback),
     Patch("multiprocessing.pool", "Pool", "__init__", _init),
     Patch("multiprocessing.pool", "Pool", "apply_async", _apply_async),
     Patch("multiprocessing.pool", "Pool", "_map_async", _map_async),
