@@ -292,6 +292,39 @@ with contain() as run, contained(run), multiprocessing.get_context("fork").Pool(
     assert (done.stdout, done.stderr) == ("1 [1, 2] [1]\n", "")
 
 
+ELSEWHERE = "a block gave work to another process or interpreter: what is requested there is in no figure of this run"
+
+
+def test_a_run_whose_work_went_to_another_process_says_so() -> None:
+    program = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from penstock import contain, contained
+
+fork = multiprocessing.get_context("fork")
+
+def process():
+    child = fork.Process(target=int)
+    child.start()
+    child.join()
+
+with contain() as run, contained(run):
+    pass
+with fork.Pool(1) as pool, ProcessPoolExecutor(1, mp_context=fork) as executor:  # their processes are there before
+    executor.submit(int).result()
+    process()
+    print(run.explain().splitlines()[-1])
+    for work in process, lambda: pool.map(int, [1]), lambda: executor.submit(int).result():
+        with contain() as outer, contained(outer), contain() as run, contained(run):
+            work()
+        print(run.explain().splitlines()[-1])
+    print(outer.explain().splitlines()[-1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines()[1:], done.stderr) == ([ELSEWHERE] * 4, "")
+    assert ELSEWHERE not in done.stdout.splitlines()[0]
+
+
 def test_an_item_for_another_interpreter_is_submitted_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreters: Any = ModuleType("concurrent.futures.interpreter")  # from Python 3.14 on
     interpreters.InterpreterPoolExecutor = type("InterpreterPoolExecutor", (ThreadPoolExecutor,), {})
@@ -302,7 +335,9 @@ def test_an_item_for_another_interpreter_is_submitted_as_it_is(monkeypatch: pyte
         interpreters.InterpreterPoolExecutor(1) as pool,
         ThreadPoolExecutor(1) as threads,
     ):
+        assert ELSEWHERE not in run.explain()
         assert pool.submit(captured).result() is None
+        assert run.explain().endswith(ELSEWHERE)
         assert threads.submit(captured).result() is not None
 
 

@@ -81,6 +81,13 @@ def open_socket(host: str, path: str) -> None:
         uncontained.open_socket(host, path, terms)
 
 
+def note_work_elsewhere() -> None:
+    """Remember at the runs of this scope that work leaves the process or interpreter: no limit holds there."""
+    for terms in _open_scopes.get():
+        if terms is not None:
+            terms.context._run.works_elsewhere = True
+
+
 def may_apply(method: str) -> bool:
     """Whether `terms_for` may have terms for a request with this method here; cheap, for hooks that have to prepare."""
     return method == "POST" and bool(_open_scopes.get() or uncontained.is_watching)

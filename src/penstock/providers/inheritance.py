@@ -16,6 +16,8 @@ a word. Which run a request belongs to:
 - in a thread of `_thread.start_new_thread`, or one that is older than the block: none, and it is reported
 - in an item of an `InterpreterPoolExecutor` (Python 3.14): none, as in another process; it is left as it is, since what
   goes to another interpreter has to be shareable
+- in another process: none. What is started with `multiprocessing`, or submitted to a pool of processes, is noted at the
+  run, so that its `explain()` does not look as if it had all
 
 A pool's own threads have no scope before and after an item, even if the item was what started them. Who submits an item
 outside of any scope gets none inside.
@@ -40,7 +42,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from penstock.providers.current import NO_SCOPE, Captured, captured
+from penstock.providers.current import NO_SCOPE, Captured, captured, note_work_elsewhere
 from penstock.providers.hooks import Method, Patch
 
 _END = object()
@@ -82,7 +84,10 @@ def _submit(original: Method) -> Method:
         scope = captured()
         if scope is None:
             return original(pool, function, *args, **kwargs)
-        item = (function,) if _runs_elsewhere(pool) else (scope.run, function)
+        item: tuple[Any, ...] = (scope.run, function)
+        if _runs_elsewhere(pool):
+            note_work_elsewhere()
+            item = (function,)
         # Without a scope: a thread that the pool starts now will run the items of others too.
         return NO_SCOPE.run(original, pool, *item, *args, **kwargs)
 
@@ -185,7 +190,10 @@ def _imap(original: Method) -> Method:
 
 def _scope_for(pool: Any) -> Captured | None:
     """Return the scope of an item that is submitted here; None outside of any, and for processes."""
-    return captured() if isinstance(pool, sys.modules["multiprocessing.pool"].ThreadPool) else None
+    if isinstance(pool, sys.modules["multiprocessing.pool"].ThreadPool):
+        return captured()
+    note_work_elsewhere()
+    return None
 
 
 def _within(scope: Captured, callback: Method | None) -> Method | None:
@@ -199,6 +207,17 @@ def _iterated(scope: Captured, iterable: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
+# Processes: a copy of a run limits nothing there, so the run says that there were some.
+
+
+def _noted(original: Method) -> Method:
+    def start_or_submit(*args: Any, **options: Any) -> Any:
+        note_work_elsewhere()
+        return original(*args, **options)
+
+    return start_or_submit
+
+
 THREADS = (
     Patch("threading", "Thread", "start", _start),
     Patch("concurrent.futures.thread", "ThreadPoolExecutor", "__init__", _init_executor),
@@ -209,4 +228,6 @@ THREADS = (
     Patch("multiprocessing.pool", "Pool", "_map_async", _map_async),
     Patch("multiprocessing.pool", "Pool", "imap", _imap),
     Patch("multiprocessing.pool", "Pool", "imap_unordered", _imap),
+    Patch("multiprocessing.process", "BaseProcess", "start", _noted),
+    Patch("concurrent.futures.process", "ProcessPoolExecutor", "submit", _noted),
 )

@@ -253,6 +253,7 @@ class Run:
         "unknown_costs",
         "unpriced",
         "usage",
+        "works_elsewhere",
         "worst_case",
     )
 
@@ -337,6 +338,8 @@ class Run:
         """The stop that did not come out of a block of the run: what ran inside has swallowed it."""
         self.uncontained: dict[str, int] | None = None
         """Number of model requests that belonged to no run meanwhile, by host; None until there is one."""
+        self.works_elsewhere = False
+        """Whether a block of the run has given work to another process or interpreter."""
         self.recorded_aborts: dict[int, Stop] = {}
         """Recorded aborts, by identity: each is recorded once, however many calls it stops."""
 
