@@ -24,7 +24,7 @@ import pytest
 
 from penstock import ExecutionContext, contain, contained, current_context
 from penstock.errors import RunEnded
-from penstock.providers.current import captured
+from penstock.providers.current import ELSEWHERE, captured
 from penstock.testing.provider import FakeProviderServer
 from tests.providers.sdk_calls import Clients, chat, clients, outcome
 
@@ -290,9 +290,6 @@ with contain() as run, contained(run), multiprocessing.get_context("fork").Pool(
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("1 [1, 2] [1]\n", "")
-
-
-ELSEWHERE = "a block gave work to another process or interpreter: what is requested there is in no figure of this run"
 
 
 def test_a_run_whose_work_went_to_another_process_says_so() -> None:

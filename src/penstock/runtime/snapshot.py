@@ -182,8 +182,7 @@ def remarks(run: Run) -> Iterator[str]:
     """Yield a line for each fact that the tree does not show: what went past it, and a stop that was swallowed."""
     for host, count in sorted((run.uncontained or {}).items()):
         yield f"{_counted(count, 'uncontained request')} to {host}: not limited, and in no figure of this run"
-    if run.works_elsewhere:
-        yield "a block gave work to another process or interpreter: what is requested there is in no figure of this run"
+    yield from sorted(run.gaps or ())
     if run.swallowed is not None:
         yield f"a block ended normally although the run was stopped ({run.swallowed})"
 
