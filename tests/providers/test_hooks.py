@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from penstock import contain, contained
 from penstock.providers.hooks import HookFailed, Hooks, Patch, built_on
 from penstock.testing.provider import FakeProviderServer
 
@@ -185,10 +187,39 @@ def test_a_tool_that_puts_back_what_was_there_before_us_is_noticed_at_the_next_i
     transport = module.Transport
     before = transport.send
     counted.hooks.install()
+    assert counted.hooks.removed() == []
     transport.send = before
     assert counted.counts(transport()) == 0
+    assert counted.hooks.removed() == [f"{module.__name__}.Transport.send"]
     counted.hooks.install()
     assert counted.counts(transport()) == 1
+    assert counted.hooks.removed() == []
+
+
+@pytest.mark.parametrize("instrument", [visible, hiding])
+def test_a_tool_that_wraps_or_unwraps_our_method_has_not_removed_it(
+    counted: Counted, module: ModuleType, instrument: Callable[..., Any]
+) -> None:
+    transport = module.Transport
+    counted.hooks.install()
+    ours = transport.send
+    transport.send = instrument(ours)
+    assert counted.hooks.removed() == []
+    counted.hooks.install()
+    transport.send = ours
+    assert counted.hooks.removed() == []
+
+
+def test_a_hook_that_is_removed_inside_a_block_is_reported_at_its_end() -> None:
+    with contain(max_cost_usd=1) as run:
+        with contained(run):
+            ours = HTTPConnection.putrequest
+        with pytest.warns(RuntimeWarning, match=r"HTTPConnection\.putrequest was removed") as warned, contained(run):
+            HTTPConnection.putrequest = ours.__wrapped__  # type: ignore[method-assign, attr-defined]
+        with contained(run):
+            assert HTTPConnection.putrequest is not ours.__wrapped__  # type: ignore[attr-defined]
+    assert len(warned) == 1
+    assert "the hook of http.client.HTTPConnection.putrequest was removed inside a block" in run.explain()
 
 
 def test_a_library_that_is_imported_later_is_hooked_when_it_is_imported(counted: Counted, library: str) -> None:
@@ -454,8 +485,12 @@ def test_real_libraries_that_are_imported_inside_a_block_are_contained() -> None
 
 
 def test_a_method_without_the_parameter_that_is_needed_is_named(library: str, module: ModuleType) -> None:
-    patches = tuple(Patch(library, "Transport", "send", lambda original: original, needs) for needs in ("request", "x"))
-    [failure] = Hooks(patches, lambda _: None).install()
+    hooks, needy = (
+        Hooks((Patch(library, "Transport", "send", lambda original: original, needs),), lambda _: None)
+        for needs in ("request", "x")
+    )
+    assert hooks.install() == []
+    [failure] = needy.install()
     assert f"it has no {library}.Transport.send(x=…);" in str(failure)
     module.Transport.send = lambda *args, **options: None  # as other tools wrap it: it takes whatever comes
-    assert Hooks(patches, lambda _: None).install() == []
+    assert needy.install() == []

@@ -24,7 +24,7 @@ import pytest
 
 from penstock import ExecutionContext, contain, contained, current_context
 from penstock.errors import RunEnded
-from penstock.providers.current import captured
+from penstock.providers.current import ELSEWHERE, captured
 from penstock.testing.provider import FakeProviderServer
 from tests.providers.sdk_calls import Clients, chat, clients, outcome
 
@@ -79,6 +79,22 @@ def executor() -> Iterator[Submit]:
 
 
 @contextmanager
+def executor_with_callbacks() -> Iterator[Submit]:
+    """Work that the thread of a pool does when an item of it has ended."""
+
+    def submit(work: Work) -> Any:
+        found: Future[Any] = Future()
+        may_end = threading.Event()
+        item = pool.submit(may_end.wait)
+        item.add_done_callback(lambda _: found.set_result(work()))
+        may_end.set()
+        return found.result()
+
+    with ThreadPoolExecutor(1) as pool:
+        yield submit
+
+
+@contextmanager
 def thread_pool(submit: Callable[[ThreadPool, Work], Any]) -> Iterator[Submit]:
     with ThreadPool(1) as pool:
         yield lambda work: submit(pool, work)
@@ -126,6 +142,7 @@ def worker_with_contexts() -> Iterator[Submit]:
 
 PER_ITEM: dict[str, Callable[[], Any]] = {
     "ThreadPoolExecutor": executor,
+    "callback of a future": executor_with_callbacks,
     "apply": lambda: thread_pool(lambda pool, work: pool.apply(work)),
     "apply with arguments": lambda: thread_pool(
         lambda pool, work: pool.apply(lambda f, *, g: g(f), (work,), {"g": run})
@@ -220,6 +237,34 @@ def test_the_initializer_of_a_thread_pool_is_paid_by_the_run_that_makes_the_pool
     assert setting.paid == (CALL_USD, 0)
 
 
+def test_the_initializer_of_an_executor_is_paid_by_the_run_that_makes_it() -> None:
+    with (
+        two_runs() as setting,
+        contained(setting.starter),
+        ThreadPoolExecutor(1, "", lambda ask: ask(), (setting.ask,)) as pool,
+        contained(setting.other),
+    ):
+        assert pool.submit(captured).result() is not None
+    assert setting.paid == (CALL_USD, 0)
+
+
+def test_an_initializer_that_is_none_is_refused_as_before() -> None:
+    with contain() as run, contained(run), pytest.raises(TypeError, match="initializer must be a callable"):
+        ThreadPoolExecutor(1, initializer=7)  # type: ignore[arg-type]
+
+
+def test_a_callback_that_outlives_its_run_is_refused() -> None:
+    run_has_ended = threading.Event()
+    found: Future[Any] = Future()
+    with two_runs() as setting, ThreadPoolExecutor(1) as pool:
+        with setting.starter, contained(setting.starter):
+            item = pool.submit(run_has_ended.wait)
+            item.add_done_callback(lambda _: found.set_result(setting.ask()))
+        run_has_ended.set()
+        assert isinstance(found.result(), RunEnded)
+        assert setting.server.requests == ()
+
+
 def test_the_arguments_and_results_of_a_thread_pool_stay_as_they_are() -> None:
     with contain() as limits, contained(limits), ThreadPool(2) as pool:
         assert pool.apply(divmod, (7, 2)) == (3, 1)
@@ -247,6 +292,36 @@ with contain() as run, contained(run), multiprocessing.get_context("fork").Pool(
     assert (done.stdout, done.stderr) == ("1 [1, 2] [1]\n", "")
 
 
+def test_a_run_whose_work_went_to_another_process_says_so() -> None:
+    program = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from penstock import contain, contained
+
+fork = multiprocessing.get_context("fork")
+
+def process():
+    child = fork.Process(target=int)
+    child.start()
+    child.join()
+
+with contain() as run, contained(run):
+    pass
+with fork.Pool(1) as pool, ProcessPoolExecutor(1, mp_context=fork) as executor:  # their processes are there before
+    executor.submit(int).result()
+    process()
+    print(run.explain().splitlines()[-1])
+    for work in process, lambda: pool.map(int, [1]), lambda: executor.submit(int).result():
+        with contain() as outer, contained(outer), contain() as run, contained(run):
+            work()
+        print(run.explain().splitlines()[-1])
+    print(outer.explain().splitlines()[-1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines()[1:], done.stderr) == ([ELSEWHERE] * 4, "")
+    assert ELSEWHERE not in done.stdout.splitlines()[0]
+
+
 def test_an_item_for_another_interpreter_is_submitted_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreters: Any = ModuleType("concurrent.futures.interpreter")  # from Python 3.14 on
     interpreters.InterpreterPoolExecutor = type("InterpreterPoolExecutor", (ThreadPoolExecutor,), {})
@@ -257,7 +332,9 @@ def test_an_item_for_another_interpreter_is_submitted_as_it_is(monkeypatch: pyte
         interpreters.InterpreterPoolExecutor(1) as pool,
         ThreadPoolExecutor(1) as threads,
     ):
+        assert ELSEWHERE not in run.explain()
         assert pool.submit(captured).result() is None
+        assert run.explain().endswith(ELSEWHERE)
         assert threads.submit(captured).result() is not None
 
 

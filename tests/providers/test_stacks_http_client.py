@@ -10,6 +10,7 @@ import json
 import logging
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -358,6 +359,49 @@ def test_a_response_that_is_closed_early_is_unresolved_and_its_connection_is_bro
         response.close()
         server.wait_until(lambda: server.disconnects)
     assert run.balance.unresolved_nanos >= server.invoice.total_nanos > 0
+
+
+# Connections that write to their sockets themselves.
+
+
+class WritesItself(http.client.HTTPConnection):
+    """A connection with a `send` of its own."""
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()
+        self.sock.sendall(data)
+
+
+class WritesAndReadsItself(WritesItself):
+    def getresponse(self) -> http.client.HTTPResponse:
+        response = http.client.HTTPResponse(self.sock, method="POST")
+        response.begin()
+        return response
+
+
+@pytest.mark.parametrize("kind", [WritesItself, WritesAndReadsItself])
+@pytest.mark.parametrize(("path", "reported"), [(CHAT, 1), ("/v1/other", 0)], ids=["model", "other"])
+def test_a_connection_that_writes_to_its_socket_itself_is_reported(
+    kind: type[http.client.HTTPConnection], path: str, reported: int
+) -> None:
+    with FakeProviderServer() as server, limits(server) as run, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        connection = kind(server.url.removeprefix("http://"))
+        connection.request("POST", path, encoded(chat()))
+        assert connection.getresponse().read()
+        connection.close()
+        assert run.uncontained_requests == len(warned) == len(server.invoice.lines) == reported
+        assert run.balance.spent_usd == 0
+
+
+def test_a_request_that_was_never_sent_is_not_reported() -> None:
+    with FakeProviderServer() as server, limits(server) as run, connected(server) as connection:
+        connection.putrequest("POST", CHAT)
+        with pytest.raises(ValueError, match="Invalid header"):
+            connection.putheader("authorization", "a key\nwith a line break")
+        connection.close()
+        assert run.uncontained_requests == 0
 
 
 # Responses that are never read.

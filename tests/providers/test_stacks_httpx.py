@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import httpx2
 import pytest
 
-from penstock import BudgetExceededError, CancelledError, PriceBook, contain
+from penstock import BudgetExceededError, CancelledError, PenstockError, PriceBook, contain
 from penstock.providers import contained
 from penstock.runtime import worker
 from penstock.runtime.billing import price_table, prices
@@ -32,6 +33,7 @@ from tests.providers.sdk_calls import (
     outcome,
 )
 from tests.providers.servers import redirecting_to
+from tests.providers.shapes import OFFICIAL
 
 pytestmark = pytest.mark.requirement("X-5")
 
@@ -318,3 +320,13 @@ def _closed_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/v1/"
+
+
+@pytest.mark.parametrize("library", [httpx2, httpx])
+def test_an_async_request_on_a_loop_that_is_not_of_asyncio_is_refused_before_it_is_held(library: Any) -> None:
+    with FakeProviderServer() as server, limits(server) as run:
+        transport = library.AsyncHTTPTransport(verify=False)
+        request = library.Request("POST", server.url + OFFICIAL["chat"].path, json=OFFICIAL["chat"].body)
+        with pytest.raises(PenstockError, match="event loops of asyncio alone"):
+            transport.handle_async_request(request).send(None)  # as a loop of trio takes its first step
+        assert (run.balance.steps, run.balance.unresolved_nanos, server.requests) == (0, 0, ())

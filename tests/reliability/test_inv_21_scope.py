@@ -120,6 +120,23 @@ def in_pools_of_pools(work: Work, pool: ThreadPoolExecutor) -> list[Any]:
     return [found for future in nested for found in future.result()]
 
 
+def in_callbacks_of_items(work: Work, pool: ThreadPoolExecutor) -> list[Any]:
+    may_end = threading.Event()
+    found: list[Future[Any]] = [Future() for _ in range(ATTEMPTS)]
+    for each in found:
+        pool.submit(may_end.wait).add_done_callback(lambda _, each=each: each.set_result(work()))  # type: ignore[misc]
+    may_end.set()
+    return [each.result() for each in found]
+
+
+def in_initializers_of_pools(work: Work, pool: ThreadPoolExecutor) -> list[Any]:
+    outcomes: list[Any] = []
+    for _ in range(ATTEMPTS):
+        with ThreadPoolExecutor(1, initializer=lambda: outcomes.append(work())) as own:
+            own.submit(int)
+    return outcomes
+
+
 def in_a_thread_pool_of_multiprocessing(work: Work, pool: ThreadPoolExecutor) -> list[Any]:
     with ThreadPool(2) as own:
         found = own.map(lambda _: work(), range(ATTEMPTS))
@@ -170,6 +187,8 @@ FAN_OUTS: list[FanOut] = [
     in_a_pool_made_inside,
     in_a_pool_with_map,
     in_pools_of_pools,
+    in_callbacks_of_items,
+    in_initializers_of_pools,
     in_a_thread_pool_of_multiprocessing,
     in_run_in_executor,
     in_to_thread,

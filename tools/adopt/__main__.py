@@ -4,7 +4,7 @@
 
 Each framework has an environment of its own below build/adopt/, made on first use. The programs run in a network
 namespace that has nothing but a loopback interface, where the system allows one. Results of frameworks that are not
-named are those of the last time.
+named are those of the last time; the page is written when every framework has one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def main(names: list[str]) -> int:
             print(f"examples/{EXAMPLES[name]}: {problem}", flush=True)
     rendered = table({name: (results[name].lines, results[name].problem) for name in FRAMEWORKS if name in results})
     print(rendered)
-    write_part(PAGE, "adopt", rendered)
+    if missing := FRAMEWORKS.keys() - results.keys():
+        print(f"{PAGE.name} stays as it is: {', '.join(sorted(missing))} have no results here yet")
+    else:
+        write_part(PAGE, "adopt", rendered)
     lines = [line for result in results.values() for line in result.lines]
     return int(bool(failed) or any(judge(line) in (Verdict.LEAKS, Verdict.LATE) for line in lines))
 

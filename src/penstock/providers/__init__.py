@@ -1,4 +1,4 @@
-"""Containment for model calls that a program makes through the official OpenAI and Anthropic clients.
+"""Containment for model calls that a program makes through existing clients, frameworks and HTTP libraries.
 
 Imports neither a client nor an HTTP library until one is used.
 """

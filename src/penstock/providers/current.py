@@ -21,6 +21,7 @@ from penstock.runtime.context import ExecutionContext, entered_contexts
 T = TypeVar("T")
 
 Scopes = tuple[Terms | None, ...]
+ELSEWHERE = "a block gave work to another process or interpreter: what is requested there is in no figure of this run"
 
 
 def _variable() -> ContextVar[Scopes]:
@@ -79,6 +80,13 @@ def open_socket(host: str, path: str) -> None:
             uncontained.open_socket(host, path)
     elif (terms := scopes[-1]) is not None:
         uncontained.open_socket(host, path, terms)
+
+
+def note_work_elsewhere() -> None:
+    """Remember at the runs of this scope that work leaves the process or interpreter: no limit holds there."""
+    for terms in _open_scopes.get():
+        if terms is not None:
+            terms.context._run.note_gap(ELSEWHERE)
 
 
 def may_apply(method: str) -> bool:

@@ -20,7 +20,7 @@ import importlib.metadata
 import importlib.util
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import iscoroutinefunction, signature
@@ -94,7 +94,7 @@ class Hooks:
         self._failed_later = failed_later
         """Decides what a hook that fails at the import of its library means: it may raise."""
         self._lock = threading.Lock()
-        self._methods: dict[tuple[type, str], _Patched] = {}
+        self._methods: dict[tuple[type | None, str], _Patched] = {}
         self._watcher = ImportWatcher([patch.module for patch in patches], self._imported)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -108,6 +108,10 @@ class Hooks:
         modules = [(patch, loaded(patch.module)) for patch in self._patches]
         return [failure for patch, module in modules if (failure := self._hook(patch, module)) is not None]
 
+    def removed(self) -> list[str]:
+        """Return the methods at which another tool has put back what was there before us."""
+        return [patched.name for patched in list(self._methods.values()) if patched.is_removed()]
+
     def _imported(self, module: ModuleType) -> None:
         for patch in self._patches:
             if patch.module == module.__name__ and (failure := self._hook(patch, module)) is not None:
@@ -117,6 +121,9 @@ class Hooks:
         if module is None:
             return None
         owner = getattr(module, patch.owner, None)
+        patched = self._methods.get((owner, patch.method))
+        if patched is not None and patched.is_in_place():  # every block comes here, and looks at signatures once
+            return None
         if not patch.fits(owner):
             return HookFailed(patch)
         with self._lock:
@@ -138,11 +145,27 @@ class _Patched:
         self._is_handled: ContextVar[bool] = ContextVar(f"penstock_{method}", default=False)
         """Whether one of our wrappers is handling a call here, so that those below it pass it on."""
 
+    @property
+    def name(self) -> str:
+        """The name of the method, in full."""
+        return f"{self._owner.__module__}.{self._owner.__qualname__}.{self._method}"
+
+    def is_in_place(self) -> bool:
+        """Whether the method is the newest of our wrappers."""
+        return self._newest is not None and getattr(self._owner, self._method, None) is self._newest
+
+    def is_removed(self) -> bool:
+        """Whether the method is one that our wrappers are around, and not one of them."""
+        current = getattr(self._owner, self._method, None)
+        if current in self._ours:
+            return False
+        return any(inner is current for ours in self._ours for inner in _wrapped_by(ours))
+
     def ensure(self, wrap: Callable[[Method], Method]) -> None:
         """Wrap the method, unless it is wrapped. The caller holds the lock."""
-        current = getattr(self._owner, self._method)
-        if current is self._newest:
+        if self.is_in_place():
             return
+        current = getattr(self._owner, self._method)
         found = self._visible(current)
         if found is None:
             found = self._around(current, wrap(current))
@@ -185,6 +208,13 @@ class _Patched:
                     self._is_handled.reset(outside)
 
         return ours
+
+
+def _wrapped_by(function: Method) -> Iterator[Method]:
+    """Yield what the function is around, from the outside in."""
+    inner: Method | None = function
+    while (inner := getattr(inner, "__wrapped__", None)) is not None:
+        yield inner
 
 
 def _takes(method: Method, parameter: str) -> bool:

@@ -5,6 +5,8 @@ a word. Which run a request belongs to:
 
 - in a `threading.Thread`, a `Timer`, or a subclass: the run of the code that called `start()`, for the thread's life
 - in an item of a `ThreadPoolExecutor` (`submit`, `map`, `run_in_executor`, `asyncio.to_thread`): that of who submits it
+- in the initializer of a `ThreadPoolExecutor`: that of who makes the pool
+- in a callback of a `concurrent.futures.Future`, which the thread that finishes the item calls: that of who adds it
 - in an item of a `multiprocessing.pool.ThreadPool`, which joblib's threads are (`apply`, `map`, `starmap`, `imap`, and
   their callbacks): that of who submits it
 - in code that a thread runs in a context of its own (worker threads of anyio and asgiref, `copy_context().run`,
@@ -14,6 +16,8 @@ a word. Which run a request belongs to:
 - in a thread of `_thread.start_new_thread`, or one that is older than the block: none, and it is reported
 - in an item of an `InterpreterPoolExecutor` (Python 3.14): none, as in another process; it is left as it is, since what
   goes to another interpreter has to be shareable
+- in another process: none. What is started with `multiprocessing`, or submitted to a pool of processes, is noted at the
+  run, so that its `explain()` does not look as if it had all
 
 A pool's own threads have no scope before and after an item, even if the item was what started them. Who submits an item
 outside of any scope gets none inside.
@@ -38,7 +42,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from penstock.providers.current import NO_SCOPE, Captured, captured
+from penstock.providers.current import NO_SCOPE, Captured, captured, note_work_elsewhere
 from penstock.providers.hooks import Method, Patch
 
 _END = object()
@@ -80,11 +84,39 @@ def _submit(original: Method) -> Method:
         scope = captured()
         if scope is None:
             return original(pool, function, *args, **kwargs)
-        item = (function,) if _runs_elsewhere(pool) else (scope.run, function)
+        item: tuple[Any, ...] = (scope.run, function)
+        if _runs_elsewhere(pool):
+            note_work_elsewhere()
+            item = (function,)
         # Without a scope: a thread that the pool starts now will run the items of others too.
         return NO_SCOPE.run(original, pool, *item, *args, **kwargs)
 
     return submit
+
+
+def _init_executor(original: Method) -> Method:
+    def __init__(
+        pool: Any,
+        max_workers: int | None = None,
+        thread_name_prefix: str = "",
+        initializer: Method | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        scope = captured()
+        if scope is not None and callable(initializer) and not _runs_elsewhere(pool):
+            initializer = _within(scope, initializer)
+        original(pool, max_workers, thread_name_prefix, initializer, *args, **options)
+
+    return __init__
+
+
+def _add_done_callback(original: Method) -> Method:
+    def add_done_callback(future: Any, fn: Method) -> None:
+        scope = captured()
+        original(future, fn if scope is None else partial(scope.run, fn))
+
+    return add_done_callback
 
 
 def _runs_elsewhere(pool: Any) -> bool:
@@ -158,7 +190,10 @@ def _imap(original: Method) -> Method:
 
 def _scope_for(pool: Any) -> Captured | None:
     """Return the scope of an item that is submitted here; None outside of any, and for processes."""
-    return captured() if isinstance(pool, sys.modules["multiprocessing.pool"].ThreadPool) else None
+    if isinstance(pool, sys.modules["multiprocessing.pool"].ThreadPool):
+        return captured()
+    note_work_elsewhere()
+    return None
 
 
 def _within(scope: Captured, callback: Method | None) -> Method | None:
@@ -172,12 +207,27 @@ def _iterated(scope: Captured, iterable: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
+# Processes: a copy of a run limits nothing there, so the run says that there were some.
+
+
+def _noted(original: Method) -> Method:
+    def start_or_submit(*args: Any, **options: Any) -> Any:
+        note_work_elsewhere()
+        return original(*args, **options)
+
+    return start_or_submit
+
+
 THREADS = (
     Patch("threading", "Thread", "start", _start),
+    Patch("concurrent.futures.thread", "ThreadPoolExecutor", "__init__", _init_executor),
     Patch("concurrent.futures.thread", "ThreadPoolExecutor", "submit", _submit),
+    Patch("concurrent.futures", "Future", "add_done_callback", _add_done_callback),
     Patch("multiprocessing.pool", "Pool", "__init__", _init),
     Patch("multiprocessing.pool", "Pool", "apply_async", _apply_async),
     Patch("multiprocessing.pool", "Pool", "_map_async", _map_async),
     Patch("multiprocessing.pool", "Pool", "imap", _imap),
     Patch("multiprocessing.pool", "Pool", "imap_unordered", _imap),
+    Patch("multiprocessing.process", "BaseProcess", "start", _noted),
+    Patch("concurrent.futures.process", "ProcessPoolExecutor", "submit", _noted),
 )

@@ -94,6 +94,7 @@ class contained:
         close_scope(self.terms)
         uncontained.closed(self.terms)
         error = self._interruptions.leave(exc)
+        self._report_removed_hooks()
         if error is not exc and error is not None:
             raise error from exc
         # Older clients wrap every error raised below them: unwrap it on exit at the latest.
@@ -102,6 +103,13 @@ class contained:
             raise wrapped from None
         if exc is None or (self._on_stop == "raise" and _may_be_replaced(exc)):
             self._surface_stop(exc)
+
+    def _report_removed_hooks(self) -> None:
+        """Report what another tool has put back to what it was: requests may have passed uncounted since then."""
+        for name in _hooks.removed():
+            gap = f"the hook of {name} was removed inside a block: its requests may be in no figure of this run"
+            if self._run._run.note_gap(gap):
+                warnings.warn(f"{gap}; the next block installs it again", RuntimeWarning, stacklevel=3)
 
     def _surface_stop(self, exc: BaseException | None) -> None:
         """Raise the stop of the run, or warn of it, if the block ends without it."""

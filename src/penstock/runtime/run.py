@@ -224,6 +224,7 @@ class Run:
         "divergence",
         "external_token",
         "first_call",
+        "gaps",
         "graph",
         "guarded",
         "id",
@@ -337,6 +338,8 @@ class Run:
         """The stop that did not come out of a block of the run: what ran inside has swallowed it."""
         self.uncontained: dict[str, int] | None = None
         """Number of model requests that belonged to no run meanwhile, by host; None until there is one."""
+        self.gaps: set[str] | None = None
+        """Sentences about how requests may have left blocks of the run uncounted; None until there is one."""
         self.recorded_aborts: dict[int, Stop] = {}
         """Recorded aborts, by identity: each is recorded once, however many calls it stops."""
 
@@ -601,6 +604,15 @@ class Run:
             )
             self.record_safety(event, root.source, root)
         return count == 1
+
+    def note_gap(self, gap: str) -> bool:
+        """Remember how requests may have left a block of the run uncounted; return whether it is new."""
+        with self.lock:
+            if self.gaps is None:
+                self.gaps = set()
+            is_new = gap not in self.gaps
+            self.gaps.add(gap)
+        return is_new
 
     def note_swallowed(self, stop: Stop) -> bool:
         """Remember that a block ended normally in spite of the stop; return whether it is the first of the run."""

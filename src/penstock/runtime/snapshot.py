@@ -179,9 +179,10 @@ def totals(context: Handle) -> str:
 
 
 def remarks(run: Run) -> Iterator[str]:
-    """Yield a line for each fact that the tree does not show: requests that went past it, a stop that was swallowed."""
+    """Yield a line for each fact that the tree does not show: what went past it, and a stop that was swallowed."""
     for host, count in sorted((run.uncontained or {}).items()):
         yield f"{_counted(count, 'uncontained request')} to {host}: not limited, and in no figure of this run"
+    yield from sorted(run.gaps or ())
     if run.swallowed is not None:
         yield f"a block ended normally although the run was stopped ({run.swallowed})"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import _thread
 import socket
-from asyncio import current_task
+from asyncio import _get_running_loop, current_task
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from penstock.errors import CancelledError
+from penstock.errors import CancelledError, PenstockError
 from penstock.providers.http.exchange import Exchange
+from penstock.providers.reading.families import in_the_families
 from penstock.runtime import worker
 from penstock.runtime.call import stop_of
 from penstock.runtime.cancellation import CancellationToken, drain_cancel, translate_cancel
@@ -51,6 +52,13 @@ def waited(
     if job.error is not None:
         raise job.error
     return job.value
+
+
+def check_loop() -> None:
+    """Raise if the caller is on no event loop of asyncio: nothing could stop its request."""
+    if _get_running_loop() is None:
+        what = "an async model request is contained on event loops of asyncio alone, and not on those of trio"
+        raise in_the_families(PenstockError(f"{what}: make it with a sync client in a thread"))
 
 
 async def reached(token: CancellationToken, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -44,6 +44,8 @@ Send = Callable[[Any, Any], None]
 """`HTTPConnection.send`."""
 _END_OF_HEAD = b"\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_HEADERS_ENDED = "Request-sent"
+"""State of a connection from `endheaders` to `getresponse`."""
 _REPLACED = (b"content-length", b"transfer-encoding", b"accept-encoding")
 
 
@@ -152,9 +154,9 @@ class Outgoing:
         A library that asks for the response to half a request gets there too.
         """
         head, form = self._head, self._form
-        if head is None:  # a subclass writes to the socket itself
+        if head is None:
             del connection.__dict__[OUTGOING]
-            report_if_model(self._method, str(connection.host), self._target)
+            self.report_unseen(connection)
         if head is None or form is None:
             return
         content = _unchunked(self._body()) if "transfer-encoding" in head else self._body()
@@ -169,6 +171,11 @@ class Outgoing:
         flight = Flight(exchange, head)
         flight.send(connection, partial(send, connection, self._written(head, exchange)))
         connection.__dict__[FLIGHT] = flight
+
+    def report_unseen(self, connection: Any) -> None:
+        """Report a model request whose headers did not come here: a subclass writes to the socket itself."""
+        if self._head is None:
+            report_if_model(self._method, str(connection.host), self._target)
 
     def _written(self, head: Head, exchange: Exchange) -> bytes:
         """Return the request as it was admitted; a signed one as it is, since the signature covers its headers too."""
@@ -449,7 +456,9 @@ def _getresponse(original: Method) -> Method:
 
 def _close(original: Method) -> Method:
     def close(connection: Any) -> None:
-        connection.__dict__.pop(OUTGOING, None)
+        outgoing = connection.__dict__.pop(OUTGOING, None)
+        if outgoing is not None and connection._HTTPConnection__state == _HEADERS_ENDED:
+            outgoing.report_unseen(connection)
         if (flight := connection.__dict__.pop(FLIGHT, None)) is not None:
             flight.close()
         original(connection)

@@ -26,7 +26,7 @@ from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
 from penstock.providers.http.request import is_signed, parse_request
 from penstock.providers.reading.bodies import AsyncLimited, Limited, Sink, limit, stream_class, without_coding
-from penstock.providers.stacks.flight import fail, reached, shut_down, waited
+from penstock.providers.stacks.flight import check_loop, fail, reached, shut_down, waited
 from penstock.providers.stacks.websockets import check_upgrade
 from penstock.runtime.execution import load_prices
 
@@ -63,6 +63,7 @@ async def asend(terms: Terms, original: Callable[[Any, Any], Awaitable[Any]], tr
     model_request = None if form is None else parse_request(form, request.headers, await request.aread())
     if model_request is None:
         return await original(transport, request)
+    check_loop()
     if terms.context._run.prices.is_pending:
         await load_prices(terms.context, model_request.model)
     exchange = admit(terms, model_request, "async")
