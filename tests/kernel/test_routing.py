@@ -84,7 +84,7 @@ def test_conversions_can_be_the_callers_own() -> None:
 
 def test_a_required_value_that_did_not_come_is_an_error() -> None:
     declared = handles(Handle("input"), Handle("other", required=True), Handle("parts", channel="link", required=True))
-    with pytest.raises(RoutingFailed, match=r"c\.other: a value is required here"):
+    with pytest.raises(RoutingFailed, match=r"c\.other: a value is required"):
         route("c", EDGES[:1], OUTPUTS, declared)
 
 

@@ -1172,7 +1172,7 @@ def test_looking_up_a_folded_call_says_that_it_was_folded() -> None:
     graph, root = rooted(max_kept=1)
     node = graph.begin_node(root, "tool", "step")
     graph.mark_success(node)
-    with pytest.raises(KeyError, match="'n000002' was folded away"):
+    with pytest.raises(KeyError, match="'n000002' was folded into the totals"):
         graph.begin_node(node, "tool", "below")
     with pytest.raises(KeyError, match="'n000003' does not exist"):
         graph.mark_success("n000003")

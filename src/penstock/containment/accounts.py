@@ -420,7 +420,7 @@ def shrink(held: Taken, cost: int, tokens: int) -> None:
     """The call, which has not begun, does with less than it took; it was to be held, and to be no more than that."""
     less_cost, less_tokens = held._held_cost - cost, held._held_tokens - tokens
     if held._state != "held" or less_cost < 0 or less_tokens < 0:
-        raise LedgerError(f"a hold that is {held._state} cannot be made to be of {cost} and {tokens} tokens")
+        raise LedgerError(f"a hold that is {held._state} cannot be changed to {cost} and {tokens} tokens")
     given_back = object.__new__(Hold)
     try:
         _change(held._account, given_back, "held", -less_cost, -less_cost, 0, 0, 0, 0, -less_tokens, -less_tokens)

@@ -44,7 +44,7 @@ def to_json(value: Any, name: str) -> str:
     if not _has_text_keys(value):
         raise NotJSON(_flaw(value, name) or f"{name} has keys that are not text")
     if len(text) > MAX_BYTES:
-        raise NotJSON(f"{name} is {len(text)} bytes of JSON, more than the {MAX_BYTES} that may cross")
+        raise NotJSON(f"{name} has {len(text)} bytes of JSON; the maximum is {MAX_BYTES}")
     return text
 
 
@@ -127,7 +127,7 @@ class Upstream(dict[str, "Any"]):
 
 
 class IsolatedContext:
-    """What a function in a process of its own has of its context: `input`, `upstream` and `check_cancelled`."""
+    """The context of a function in a process of its own: `input`, `upstream` and `check_cancelled`."""
 
     __slots__ = ("input", "upstream")
 
@@ -140,7 +140,7 @@ class IsolatedContext:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"ctx.{name} is not there in a process of its own, where ctx has input, upstream and check_cancelled; "
+            f"ctx.{name} is not available in an isolated step, whose ctx has input, upstream and check_cancelled; "
             "make calls in a step without isolation, or return what they need"
         )
 

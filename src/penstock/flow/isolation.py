@@ -187,11 +187,11 @@ def _value_of(answer: bytes, step: str) -> Any:
     try:
         message = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise IsolatedError(step, f"gave what cannot be read: {error}") from None
+        raise IsolatedError(step, f"sent a message that cannot be read: {error}") from None
     if "value" in message:
         return message["value"]
     if "flaw" in message:
-        raise IsolatedError(step, f"returned what is not JSON: {message['flaw']}")
+        raise IsolatedError(step, f"returned a value that is not JSON: {message['flaw']}")
     raised = message["raised"]
     what = f"raised {raised['class']}: {raised['message']}"
     raise IsolatedError(
@@ -295,7 +295,7 @@ class Process:
 
     def _checked(self, size: int) -> int:
         if size > 2 * MAX_BYTES:
-            raise IsolatedError(self.step, f"announced a value of {size} bytes, more than may cross")
+            raise IsolatedError(self.step, f"returned {size} bytes of JSON, more than the maximum")
         return size
 
     def _wait(self, is_over: Callable[[], bool]) -> None:

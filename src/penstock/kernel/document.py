@@ -162,7 +162,7 @@ def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {shown(twice)} is there twice in one object")
+        raise ValueError(f"the key {shown(twice)} occurs twice in one object")
     return found
 
 

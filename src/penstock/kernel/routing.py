@@ -55,7 +55,7 @@ def route(
 def _refuse_missing(node_id: str, arrived: Mapping[str, Sequence[EdgeSpec]], handles: Mapping[str, Handle]) -> None:
     for handle in handles.values():
         if handle.required and handle.channel == "flow" and handle.name not in arrived:
-            raise RoutingFailed(f"{node_id}.{handle.name}", "a value is required here, and none came")
+            raise RoutingFailed(f"{node_id}.{handle.name}", "a value is required, but none arrived")
 
 
 def _arriving(
@@ -63,7 +63,7 @@ def _arriving(
 ) -> DataValue:
     if handle.many == "one" and len(live) > 1:
         sources = " and ".join(f"{edge.source}.{edge.source_handle}" for edge in live)
-        raise RoutingFailed(path, f"one value is taken here, and {sources} gave one each")
+        raise RoutingFailed(path, f"it takes one value, but {sources} each sent one")
     taken = live if handle.many == "list" else live[:1]
     values = [
         conversions.convert(

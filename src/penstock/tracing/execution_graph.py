@@ -457,7 +457,7 @@ class ExecutionGraph:
         if call is None:
             call = self._ended_by_number().get(number)
         if call is None:
-            raise KeyError(f"call {node_id!r} was folded away in run {self.chain_id}")
+            raise KeyError(f"call {node_id!r} was folded into the totals of run {self.chain_id}")
         return call
 
     def _ended_by_number(self) -> dict[int, CallRecord]:

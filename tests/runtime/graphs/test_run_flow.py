@@ -362,17 +362,17 @@ MISBEHAVIOURS: list[tuple[Any, str]] = [
     (lambda *_: 5, "returned 5, which is neither a result nor a stream"),
     (lambda *_: {"output": 5}, "neither a result nor a stream"),
     (lambda *_: [text("x")], "neither a result nor a stream"),
-    (lambda *_: ExecutionResult({"output": 5}), "gave 5 on handle 'output', which is no DataValue"),  # type: ignore[dict-item]
-    (lambda *_: ExecutionResult({5: text("x")}), "gave a value on 5, which is no name"),  # type: ignore[dict-item]
-    (lambda *_: ExecutionResult(5), "gave outputs that are 5"),  # type: ignore[arg-type]
-    (lambda *_: ExecutionResult({"odd": text("x")}), "gave a value on handle 'odd'; it declares: output"),
-    (lambda *_: ExecutionResult({"part": text("x")}), "gave a value on handle 'part'; it declares: output"),
+    (lambda *_: ExecutionResult({"output": 5}), "returned 5 on handle 'output', which is not a DataValue"),  # type: ignore[dict-item]
+    (lambda *_: ExecutionResult({5: text("x")}), "returned a value on 5, which is not the name of a handle"),  # type: ignore[dict-item]
+    (lambda *_: ExecutionResult(5), "returned the outputs 5"),  # type: ignore[arg-type]
+    (lambda *_: ExecutionResult({"odd": text("x")}), "returned a value on handle 'odd'; it declares: output"),
+    (lambda *_: ExecutionResult({"part": text("x")}), "returned a value on handle 'part'; it declares: output"),
     (lambda *_: ExecutionResult({}, [NodeEvent.progress("started")]), TELLS),
-    (lambda *_: ExecutionResult({}, ["x"]), "emitted 'x', which is no NodeEvent"),
-    (lambda *_: ExecutionResult({}, [NodeEvent.progress("")]), "which is no NodeEvent with a type"),
-    (lambda *_: iter([text("x"), NodeEvent.progress("tick")]), "went on after its result"),
-    (after_result, "went on after its result"),
-    (after_returned, "went on after its result"),
+    (lambda *_: ExecutionResult({}, ["x"]), "emitted 'x', which is not a NodeEvent"),
+    (lambda *_: ExecutionResult({}, [NodeEvent.progress("")]), "which is not a NodeEvent with a type"),
+    (lambda *_: iter([text("x"), NodeEvent.progress("tick")]), "after its result"),
+    (after_result, "after its result"),
+    (after_returned, "after its result"),
     (lifecycle_in_stream, "emitted 'completed', a lifecycle event: only the runtime emits those"),
     (odd_piece, "yielded 'delta', which is neither a NodeEvent nor a result"),
     (awaitable_of_awaitable, "an awaitable of an awaitable"),
@@ -535,7 +535,7 @@ async def test_only_the_branch_that_was_given_a_value_runs(
 async def test_two_values_for_a_handle_that_takes_one_are_an_error_of_the_node_that_names_both() -> None:
     context = FlowContext(state={"chosen": ["yes", "no"]})
     events, error = await collect_until_raised(RoutingFailed, BRANCHING, context, {**SAY, "choose": Runs(choose)})
-    assert "yes.output and no.output gave one each" in str(error)
+    assert "yes.output and no.output each sent one" in str(error)
     assert "end started" in short(events)
     assert "end error" in short(events)
 
@@ -590,7 +590,7 @@ async def test_a_required_input_that_did_not_come_is_an_error_of_the_node() -> N
     }
     spec = graph(flow("a", "b", "yes", "x"), flow("a", "b", "no", "y"), a="choose", b="take")
     _, error = await collect_until_raised(RoutingFailed, spec, FlowContext(state={"chosen": ["yes"]}), executors)
-    assert str(error) == "b.y: a value is required here, and none came"
+    assert str(error) == "b.y: a value is required, but none arrived"
 
 
 # Where it begins.

@@ -296,7 +296,7 @@ def test_a_wait_that_times_out_is_an_error_and_leaves_the_queue() -> None:
         assert (raised.value.node, raised.value.waited_s) == ("terminal", 30)
         assert str(raised.value) == (
             "no turn at 'terminal' within 30 s: 'edit' still has it; "
-            "allow a longer wait, or let each step have it for less time"
+            "allow a longer wait, or shorten the steps that use it"
         )
         assert turn.waiting == 0
         turn.give_back(first)
@@ -379,7 +379,7 @@ async def test_a_holder_that_takes_its_turn_again_is_refused_immediately() -> No
     assert raised.value.waited_s is None
     assert str(raised.value) == (
         "the wait for 'terminal' could never end: 'edit' waits for 'terminal', which it has itself; "
-        "take such nodes in the same order everywhere, or give one back before asking for the next"
+        "acquire such nodes in the same order everywhere, or release one before acquiring the next"
     )
     turn.give_back(holder)
     assert await is_free(turn)
