@@ -594,4 +594,4 @@ async def test_what_is_in_anothers_run_is_not_to_be_found_out_by_asking_for_it(c
         await host.submit(owner="ann", **arguments)
         with pytest.raises(Conflict) as raised:
             await host.submit(owner="bob", **{**arguments, **changed})
-    assert str(raised.value) == "run 'r' is there with another owner; give this one an id of its own"
+    assert str(raised.value) == "run 'r' exists and differs in its owner; choose another id"

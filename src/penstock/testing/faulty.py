@@ -30,7 +30,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "readonly": "the database can only be read; allow writing and ask again",
     "io": "the disk failed; ask again",
     "gone": "the connection is gone; ask again",
-    "write-then-timeout": "no answer came in time, it may have been done; ask again",
+    "write-then-timeout": "no answer arrived in time, and it may have been done; retry it",
 }
 """The message of each fault. All but the last happen before any work is done."""
 
