@@ -162,7 +162,7 @@ async def test_a_graph_without_nodes_gives_nothing() -> None:
         assert await collect(graph(), run, SAY) == ([], ExecutionResult())
 
 
-async def test_the_nodes_are_calls_in_the_runs_tree_and_their_calls_stand_below_them() -> None:
+async def test_nodes_are_calls_in_the_tree_with_their_own_calls_below_them() -> None:
     def ask(data: Any, inputs: Any, context: FlowContext) -> DataValue:
         return text(context.execution.tool(lambda: "x", name=f"tool of {context.node_id}", cost_hint_usd=0.5))
 
@@ -605,7 +605,7 @@ SCOPES: list[Callable[[list[str]], Any]] = [
 
 @pytest.mark.requirement("K-6")
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_only_what_the_entries_lead_to_runs_and_a_cycle_elsewhere_does_no_harm(scope: Any) -> None:
+async def test_only_nodes_reachable_from_the_entries_run_and_a_cycle_elsewhere_does_no_harm(scope: Any) -> None:
     edges = [flow("a", "b"), flow("x", "y"), flow("y", "x"), flow("c", "b")]
     spec = graph(*edges, **dict.fromkeys("abcxyz", "say"))
     events, result = await collect(spec, FlowContext(services={"execution": scope(["a"])}), SAY)
@@ -632,7 +632,7 @@ async def test_an_entry_that_is_not_there_is_a_problem_of_the_graph() -> None:
 
 
 @pytest.mark.requirement("K-6")
-async def test_without_entries_what_is_only_linked_to_does_not_run() -> None:
+async def test_nodes_that_are_only_linked_to_do_not_run() -> None:
     class Part:
         def execute(self, data: Any, inputs: Any, context: Any) -> DataValue:
             return text("ran")
@@ -721,7 +721,7 @@ async def test_a_failure_stops_the_others_and_is_raised_after_every_terminal_eve
     assert check_history(run.history(), ledger=run.balance) == []
 
 
-async def test_a_run_that_collects_goes_on_with_what_does_not_hang_on_the_failure() -> None:
+async def test_a_collecting_run_continues_with_nodes_independent_of_the_failure() -> None:
     spec = graph(flow("a", "b"), flow("c", "d"), a="fail", b="say", c="say", d="say")
     with ExecutionContext() as run:
         events, result = await collect(spec, run, {**SAY, "fail": Runs(fail)}, settle="collect")

@@ -151,7 +151,7 @@ async def test_an_invalid_timeout_is_refused(timeout_s: float) -> None:
 # Cancelling.
 
 
-async def test_a_cancelled_token_takes_nothing_not_even_what_is_free() -> None:
+async def test_a_cancelled_token_acquires_nothing_even_if_it_is_free() -> None:
     turn, token = Turn("terminal"), CancellationToken()
     token.cancel("enough")
     with pytest.raises(CancelledError):
@@ -432,7 +432,7 @@ async def test_the_wait_that_closes_a_cycle_is_refused_and_the_others_continue(l
     assert all([await is_free(turn) for turn in turns])
 
 
-async def test_a_circle_over_what_is_inside_a_holder_is_a_circle() -> None:
+async def test_a_cycle_through_nested_calls_of_a_holder_is_a_cycle() -> None:
     terminal, browser = Turn("terminal"), Turn("browser")
     edit, fetch = await taken(terminal, "edit"), await taken(browser, "fetch")
     inside_edit = asking(browser, Holder("inside edit", edit))
