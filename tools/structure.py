@@ -402,6 +402,15 @@ class Trace:
             self._count("read", self._is_ledger)
 
 
+def no_timer() -> AbstractContextManager[object]:
+    """Let no timer write the events of runs; older trees, which may be compared, have none for all runs together."""
+    try:
+        from penstock.hosting import event_batches
+    except ImportError:
+        return nullcontext()
+    return mock.patch.multiple(event_batches, GATHER_S=60.0, BUSY_GATHER_S=60.0)
+
+
 @asynccontextmanager
 async def serving(folder: str, unobserved: Observation = nullcontext) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A server on SQLite files in that folder; yields a function that makes one chat request and waits for its end.
@@ -412,7 +421,6 @@ async def serving(folder: str, unobserved: Observation = nullcontext) -> AsyncIt
 
     from penstock.agents.scripted import ScriptedModel
     from penstock.chat.service import ChatService
-    from penstock.hosting import event_batches
     from penstock.hosting.host import HostSettings, RunHost
     from penstock.runtime.billing.prices import Price, PriceBook
     from penstock.server.app import create_app
@@ -429,9 +437,8 @@ async def serving(folder: str, unobserved: Observation = nullcontext) -> AsyncIt
         "edges": [{"id": "e", "source": "start", "target": "agent", "data": {"channel": "flow"}}],
     }
     body = {"model": "chat", "messages": [{"role": "user", "content": "Which dams are there?"}]}
-    # Long enough that neither a tick of the host nor a timer of its event log fires during a request.
+    # Long enough that no tick of the host happens during a request.
     settings = HostSettings(tick_s=60, lease_s=600)
-    no_timer = mock.patch.multiple(event_batches, GATHER_S=60.0, BUSY_GATHER_S=60.0)
     async with await open_stores(f"sqlite:///{folder}/structure.db") as stores:
         await stores.graphs.save("chat", "ann", "chat", graph, now_ms=0)
         services = {"models": {"scripted": ScriptedModel(lambda _: "Hoover and Itaipu.")}}
@@ -441,7 +448,7 @@ async def serving(folder: str, unobserved: Observation = nullcontext) -> AsyncIt
         app = create_app(host, chats, stores, ServerSettings(tokens=(Token.of("ann", "user", SECRET),)))
         transport = httpx2.ASGITransport(app)
         headers = {"authorization": f"Bearer {SECRET}"}
-        with no_timer:
+        with no_timer():
             async with (
                 host,
                 httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client,
