@@ -247,7 +247,7 @@ class ExecutionTrace(_Measured):
         self._sections.append(_Section(run, journal, results, inputs or [], index))
 
     def add_step(self, step: StepTrace) -> None:
-        """Add a step that no graph ran; its usage is added to the totals."""
+        """Add a step that no graph ran, and what it used to the totals."""
         self._steps.append(step)
         self._tokens += step.tokens_used
         self._nanos += to_nanos(step.cost_usd)
