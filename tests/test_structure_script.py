@@ -188,8 +188,15 @@ def test_a_chat_turn_on_sqlite_takes_at_most_five_transactions_that_write_and_fi
 
 
 def test_a_chat_request_passes_few_files(measured: dict[str, Any]) -> None:
-    assert measured["walks"]["chat_request"]["files"] <= 103
+    assert measured["walks"]["chat_request"]["files"] <= 104
     assert measured["root_names"] <= 100
+
+
+def test_the_walks_of_the_architecture_have_the_measured_numbers_of_files(measured: dict[str, Any]) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for title, walk in (("One call", "run_llm"), ("One node", "graph_node")):
+        paragraph = text[text.index(f"**{title}**") :].partition("\n\n")[0]
+        assert paragraph.endswith(f" {measured['walks'][walk]['files']} files."), title
 
 
 def test_imports_form_no_cycle_at_any_depth(measured: dict[str, Any]) -> None:

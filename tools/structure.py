@@ -19,7 +19,9 @@ counted until the run has ended.
 
 Transactions of the chat request are counted in further requests, without the profiler, by SQLite's trace of each
 connection: a BEGIN IMMEDIATE is a write, another BEGIN or a SELECT outside a transaction is a read. Transactions in
-which the database checks for changes by other processes depend on the clock, and are counted separately.
+which the database checks for changes by other processes depend on the clock, and are counted separately. So would those
+that write what a run has emitted every few milliseconds: no timer fires while requests are measured, so that a slow
+machine counts the same.
 
 Each figure of walks and transactions is the median of several runs. Frames and functions depend on the version of
 Python: compare figures of the same one.
@@ -400,6 +402,15 @@ class Trace:
             self._count("read", self._is_ledger)
 
 
+def no_timer() -> AbstractContextManager[object]:
+    """Let no timer write the events of runs; older trees, which may be compared, have none for all runs together."""
+    try:
+        from penstock.hosting import event_batches
+    except ImportError:
+        return nullcontext()
+    return mock.patch.multiple(event_batches, GATHER_S=60.0, BUSY_GATHER_S=60.0)
+
+
 @asynccontextmanager
 async def serving(folder: str, unobserved: Observation = nullcontext) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A server on SQLite files in that folder; yields a function that makes one chat request and waits for its end.
@@ -437,23 +448,24 @@ async def serving(folder: str, unobserved: Observation = nullcontext) -> AsyncIt
         app = create_app(host, chats, stores, ServerSettings(tokens=(Token.of("ann", "user", SECRET),)))
         transport = httpx2.ASGITransport(app)
         headers = {"authorization": f"Bearer {SECRET}"}
-        async with (
-            host,
-            httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client,
-        ):
+        with no_timer():
+            async with (
+                host,
+                httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client,
+            ):
 
-            def is_running() -> bool:
-                with unobserved():
-                    return bool(host.stats()["running"])
+                def is_running() -> bool:
+                    with unobserved():
+                        return bool(host.stats()["running"])
 
-            async def request() -> None:
-                response = await client.post("/v1/chat/completions", json=body)
-                if response.status_code != 200:
-                    raise RuntimeError(f"the chat request was answered {response.status_code}: {response.text}")
-                while is_running():  # noqa: ASYNC110  # a host has no event for it
-                    await asyncio.sleep(0.001)
+                async def request() -> None:
+                    response = await client.post("/v1/chat/completions", json=body)
+                    if response.status_code != 200:
+                        raise RuntimeError(f"the chat request was answered {response.status_code}: {response.text}")
+                    while is_running():  # noqa: ASYNC110  # a host has no event for it
+                        await asyncio.sleep(0.001)
 
-            yield request
+                yield request
 
 
 async def measure_walks() -> dict[str, dict[str, int]]:

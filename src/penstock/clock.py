@@ -1,6 +1,6 @@
 """Time as a parameter.
 
-The cores never read a clock; the code that composes them passes one in, so that a test can hold time still.
+The cores never read a clock; the code that composes them passes one in, so that a test can stop time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """Monotonic time for durations and deadlines, wall time for showing.
+    """Monotonic time for durations and deadlines, wall time for display.
 
-    One that also has `passed_ns()`, monotonic time that advances while the machine is suspended, has that read where
-    machines have to agree on how much time has passed.
+    A clock may also have `passed_ns()`: monotonic time that advances while the machine is suspended. It is used where
+    machines have to agree on elapsed time.
     """
 
     def monotonic_ns(self) -> int: ...
@@ -25,7 +25,7 @@ class Clock(Protocol):
 
 
 def _with_suspends() -> Callable[[], int]:
-    """The clock that keeps running while the machine is suspended, and cannot be set."""
+    """Return a clock that advances while the machine is suspended, and cannot be set."""
     # Linux has one of its own, macOS its monotonic one, which `time.monotonic` does not read, Windows `time.monotonic`.
     clock: Any = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC", None)
     try:
@@ -48,10 +48,10 @@ SYSTEM_CLOCK: Clock = SystemClock()
 
 
 def utc_from_ns(wall_ns: int) -> datetime:
-    """A wall-clock reading as a UTC datetime."""
+    """Return a wall-clock reading as a UTC datetime."""
     return datetime.fromtimestamp(wall_ns / 1_000_000_000, UTC)
 
 
 def utc_now() -> datetime:
-    """The machine's wall clock as a UTC datetime, for stamping what people create themselves."""
+    """Return the machine's wall clock as a UTC datetime, for timestamps of objects that programs create."""
     return utc_from_ns(time.time_ns())

@@ -4,10 +4,10 @@
     └── PenstockError
         ├── InvalidValue (ValueError)          an argument is not valid
         ├── RunEnded (RuntimeError)            a call or a mark after the end of its run
-        ├── DeadlockError                      a turn at a persistent node did not come, or never could
-        ├── LedgerError                        a hold used twice, or one that was never taken
-        │   ├── KeyTaken                       a key at the ledger is another call's, so this one may not leave
-        │   ├── UnderAnother                   an account belongs to another one than it is to be put under
+        ├── DeadlockError                      the wait for a persistent node took too long, or could never end
+        ├── LedgerError                        a hold was used twice, or does not exist
+        │   ├── KeyTaken                       the key of a call is taken by another call: this call is not made
+        │   ├── UnderAnother                   an account has another parent already
         │   └── LedgerUnavailable              the ledger cannot record, so no call may leave
         ├── StepTimeout (TimeoutError)         an attempt of a step took longer than its policy allows
         └── Halted                             a call was refused or stopped; carries the stop
@@ -15,9 +15,9 @@
     BaseException
     └── CancelledError                         the run was cancelled; `except Exception` does not catch it
 
-BudgetExceededError is in `containment.limits`, beside the budget and the usage it carries; what can be wrong with a
-graph (GraphInvalid, CycleFound and others) in the kernel, beside what finds it.
-A halt is not a fault: the limits did what they are for. Each class writes its message from the facts it is given.
+BudgetExceededError is in `containment.limits`, beside the budget and the usage it carries. The errors of graphs
+(GraphInvalid, CycleFound and others) are in the kernel, beside the checks that raise them. A halt is not a fault: a
+limit did its work. Each class writes its message from the facts it is given.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from penstock.stops import Stop, StopReason
 
 
 class PenstockError(Exception):
-    """The root of every error of ours that is an Exception."""
+    """Base class of all errors of Penstock except `CancelledError`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An error may be copied, or come from another process; its message is not what it was made from.
+        # Errors are copied, and sent between processes: `args` is the message, not the arguments of `__init__`.
         return _copied, (type(self), self.args, self.__dict__)
 
 
 class InvalidValue(PenstockError, ValueError):
-    """A value that cannot be used; says which field, what was given and what is expected."""
+    """An argument is not valid; `field` names it, `value` is what was given, `expected` describes a valid value."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         self.field = field
@@ -58,9 +58,9 @@ class RunEnded(PenstockError, RuntimeError):
 
 
 class DeadlockError(PenstockError):
-    """A turn at a persistent node did not come in time, or never could: then `waited_s` is None.
+    """A step waited too long for a persistent node, or its wait could never end: then `waited_s` is None.
 
-    Made from the node, the wait and why it failed; or, for a lock of your own, from a message alone.
+    Raise it with a message alone for a lock of your own.
     """
 
     @overload
@@ -78,19 +78,19 @@ class DeadlockError(PenstockError):
             return
         if waited_s is None:
             what = f"the wait for {node!r} could never end"
-            to_do = "take such nodes in the same order everywhere, or give one back before asking for the next"
+            to_do = "acquire such nodes in the same order everywhere, or release one before acquiring the next"
         else:
             what = f"no turn at {node!r} within {waited_s:g} s"
-            to_do = "allow a longer wait, or let each step have it for less time"
+            to_do = "allow a longer wait, or shorten the steps that use it"
         super().__init__(f"{what}: {why}; {to_do}")
 
 
 class LedgerError(PenstockError):
-    """The ledger was used in a way that would make its figures wrong."""
+    """An operation was refused because it would make the figures of the ledger wrong."""
 
 
 class KeyTaken(LedgerError):
-    """What a call is to be held under stands for another one: nothing was taken, and what that one took is its own."""
+    """The key of a hold belongs to another call; nothing was held, and the other call keeps its hold."""
 
     def __init__(self, key: str, why: str) -> None:
         self.key = key
@@ -98,7 +98,7 @@ class KeyTaken(LedgerError):
 
 
 class UnderAnother(LedgerError):
-    """An account cannot be put under another one, because it is under `above` already."""
+    """An account cannot be moved below `parent`, because its parent is `above` already."""
 
     def __init__(self, account: str, parent: str, above: str) -> None:
         self.above = above
@@ -107,11 +107,11 @@ class UnderAnother(LedgerError):
 
 
 class LedgerUnavailable(LedgerError):
-    """The ledger cannot record; nothing that costs may start until it can."""
+    """The ledger cannot record; no call that costs anything starts until it can."""
 
 
 class StepTimeout(PenstockError, TimeoutError):
-    """An attempt of a step took longer than its policy allows; like any failure, it may be tried again."""
+    """An attempt of a step took longer than its policy allows; like any failure, it can be retried."""
 
     def __init__(self, step: str, timeout_ms: int) -> None:
         self.step = step
@@ -120,7 +120,7 @@ class StepTimeout(PenstockError, TimeoutError):
 
 
 class Halted(PenstockError):
-    """A call did not run to its end because something refused or stopped it; `stop` says what and why."""
+    """A call was refused or stopped; `stop` has the reason."""
 
     def __init__(self, stop: Stop, *, partial: Mapping[str, Any] | None = None) -> None:
         self.stop = stop

@@ -1,4 +1,4 @@
-"""Names for runs and calls, and what people may call runs, graphs and chats by."""
+"""Ids of runs and calls, and the format of ids of runs, graphs and chats."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import time
 from functools import lru_cache
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
-"""What runs, graphs and chats are called by, wherever they are named from outside."""
+"""The format of ids of runs, graphs and chats that come from outside."""
 AN_ID = "a letter or digit, then up to 99 letters, digits or any of ._:-, all of them ASCII"
-"""The same in words."""
+"""The format in words."""
 
 
 def new_run_id() -> str:
-    """A fresh run id: a UUID of version 7 that begins with the time in nanoseconds, so that ids sort by their start."""
+    """Return a new run id: a UUID of version 7 that begins with the time in nanoseconds, so that ids sort by their
+    start.
+    """
     millisecond, rest = divmod(time.time_ns(), 1_000_000)
     chance = rest << 54 | int.from_bytes(os.urandom(7), "big") >> 2
     number = millisecond << 80 | 0x7 << 76 | chance >> 62 << 64 | 0b10 << 62 | chance & (1 << 62) - 1
@@ -24,12 +26,12 @@ def new_run_id() -> str:
 
 @lru_cache(maxsize=4_096)
 def call_id(number: int) -> str:
-    """The public id of the run's `number`-th call: n000001, n000002, …; order is kept past n999999 by `call_number`."""
+    """Return the id of the run's `number`-th call: n000001, n000002, …; `call_number` orders them also past n999999."""
     return f"n{number:06d}"
 
 
 def call_number(node_id: str) -> int:
-    """The number behind a call id; KeyError if it is not one."""
+    """Return the number of a call id; raises KeyError for anything else."""
     digits = node_id[1:]
     if node_id[:1] == "n" and 6 <= len(digits) <= 20 and digits.isascii() and digits.isdigit():
         number = int(digits)

@@ -1,7 +1,7 @@
 """Money as integers.
 
-Inside, an amount is a whole number of nano-dollars: sums are exact, in any order, at any count. Floats, decimals and
-strings exist at the edges only; what is not a finite amount is refused there, by name.
+Internally, an amount is a whole number of nano-dollars: sums are exact, in any order, of any number of amounts. Floats,
+decimals and strings exist only at the edges, where values that are not finite amounts are refused by name.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _DECIMAL = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9
 
 
 def is_decimal(text: str) -> bool:
-    """Whether `text` is a number in plain notation: ASCII digits, perhaps a point, an exponent, spaces around.
+    """Whether `text` is a number in plain notation: ASCII digits, optional point and exponent, surrounding spaces.
 
-    Python itself reads more: `1_0`, the digits of every script, `Infinity`.
+    Python itself accepts more: `1_0`, the digits of every script, `Infinity`.
     """
     return _DECIMAL.fullmatch(text) is not None
 
 
 def to_nanos(amount: Usd, field: str = "amount") -> int:
-    """`amount` US dollars in nano-dollars, rounded to the nearest.
+    """Return `amount` US dollars in nano-dollars, rounded to the nearest.
 
-    InvalidValue names `field` if it is not an amount.
+    Raises InvalidValue, which names `field`, if it is not an amount.
     """
     if type(amount) is float or type(amount) is int:
         # NaN fails both comparisons, and so does an infinity.
@@ -48,7 +48,7 @@ def to_nanos(amount: Usd, field: str = "amount") -> int:
 
 @lru_cache(maxsize=1_024)
 def _nanos_of_text(amount: str, field: str) -> int:
-    """Limits come as text, and the same ones again and again."""
+    """Convert text; cached, because limits come as text, and the same ones again and again."""
     return _exact_nanos(amount, field)
 
 
@@ -67,12 +67,12 @@ def _exact_nanos(amount: object, field: str) -> int:
 
 
 def to_usd(nanos: int) -> float:
-    """Nano-dollars as a float of US dollars, for showing and for JSON."""
+    """Return nano-dollars as a float of US dollars, for display and JSON."""
     return nanos / NANOS_PER_USD
 
 
 def format_usd(nanos: int) -> str:
-    """`$0.50`, `$0.000123`: cents at least, and as many further digits as the amount has."""
+    """Format as `$0.50` or `$0.000123`: at least cents, and as many further digits as the amount has."""
     sign = "-" if nanos < 0 else ""
     whole, rest = divmod(abs(nanos), NANOS_PER_USD)
     fraction = f"{rest:09d}"
@@ -85,7 +85,7 @@ def known_usd(nanos: int, unknown_calls: int) -> float | None:
 
 
 def format_cost(nanos: int, unknown_calls: int, of: str = "") -> str:
-    """Return a sum of costs for people, followed by `of`: its limit.
+    """Format a sum of costs for people, followed by `of`: its limit.
 
     A sum with unknown parts is a lower bound: `at least $0.12, 2 calls unknown`.
     """

@@ -1,7 +1,7 @@
-"""What to do when a step fails.
+"""Error policies: what to do when a step fails.
 
-A policy is data: it says how often to try again, how long to wait, and what stands in for a result that never came.
-It runs nothing; chance comes in as a number. Cancellation and exceeded budgets pass through every policy.
+A policy is data: how often to retry, how long to wait, and what replaces a missing result. It runs nothing; randomness
+is passed in as a number. Cancellation and exceeded budgets pass through every policy.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ MAX_WHOLE = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """How one step recovers. Retries come first; what `on_error` says happens when they are used up."""
+    """How one step recovers. Retries come first; when they are used up, `on_error` decides."""
 
     on_error: OnError = "fail"
-    """fail and retry raise the last error; skip gives `fallback_value`; fallback gives the value or runs the node;
-    continue gives the error, as `{"error": …, "message": …}`."""
+    """fail and retry raise the last error; skip uses `fallback_value`; fallback uses the value or runs the node;
+    continue uses the error as the value: `{"error": …, "message": …}`.
+    """
     retry_count: int = 0
     """Attempts after the first."""
     retry_delay_ms: int = 1000
     retry_backoff: float = 2.0
-    """Each wait is this many times the one before."""
+    """Factor by which each wait is longer than the previous one."""
     timeout_ms: int | None = None
     """For each attempt."""
     fallback_value: Any = None
     fallback_node: Any = None
     retry_jitter: float = 0.1
-    """The share by which a wait may differ, so that many who failed together do not come back together."""
+    """Maximum relative deviation of a wait, so that steps that failed together do not retry together."""
 
     def __post_init__(self) -> None:
         checks.choice("on_error", self.on_error, get_args(OnError))
@@ -62,9 +63,9 @@ class ErrorPolicy:
             raise InvalidValue("fallback_node", self.fallback_node, expected)
 
     def delay_s(self, attempt: int, chance: float) -> float:
-        """How long to wait after the `attempt`-th failure (1, 2, …); `chance` is a number from 0 to 1.
+        """Return the delay after the `attempt`-th failure (1, 2, …); `chance` is a number from 0 to 1.
 
-        Never longer than MAX_DELAY_S. The cap comes before the jitter, so that waits at the cap differ as well.
+        At most MAX_DELAY_S. The cap is applied before the jitter, so that waits at the cap differ as well.
         """
         try:
             growth = self.retry_backoff ** (attempt - 1)

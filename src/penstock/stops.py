@@ -1,7 +1,7 @@
 """Why something stopped.
 
-One closed list of reasons, and the fact that goes with each: which limit, whose budget, how much. Knows nothing of who
-decides or who records.
+A closed list of reasons, and the figures of a stop: which limit, whose budget, how much. Knows nothing of the code that
+decides or records.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """Every reason for which a call is refused or a run is stopped; the list is closed."""
+    """Every reason to refuse a call or stop a run; the list is closed."""
 
     BUDGET_EXCEEDED = "budget_exceeded"
     RETRY_BUDGET_EXCEEDED = "retry_budget_exceeded"
@@ -30,7 +30,7 @@ class StopReason(StrEnum):
 
 
 class TerminationReason(StrEnum):
-    """How a context (a run, a child, an agent loop) came to its end."""
+    """How a context (a run, a child, an agent loop) ended."""
 
     SUCCESS = "success"
     MAX_ITERATIONS = "max_iterations"
@@ -60,7 +60,7 @@ class Stop:
     reason: StopReason
     message: str
     budget: str | None = None
-    """Whose budget refused: the name of the context that set the limit."""
+    """Owner of the budget: the name of the context that set the limit."""
     unit: str | None = None
     """usd, steps, tokens, api calls, retries or seconds."""
     limit: float | None = None
@@ -68,7 +68,7 @@ class Stop:
     held: float | None = None
     asked: float | None = None
     momentary: bool = False
-    """Whether only calls under way hold what is missing: as they end, what they do not use is free again."""
+    """Whether only calls in progress hold the missing amount: as they end, the part they do not use is free again."""
     unresolved: float = 0.0
     """The part of `held` that belongs to calls with an unknown bill: waiting does not free it."""
 

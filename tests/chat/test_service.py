@@ -624,6 +624,6 @@ async def test_a_chat_that_is_there_is_given_back_to_its_owner_and_with_its_grap
         service = chats.service
         chat = await service.create_chat(owner=ANN, graph_id="g", chat_id="mine", title="first")
         assert await service.create_chat(owner=ANN, graph_id="g", chat_id="mine", title="second") == chat
-        for other, why in (({"graph_id": "h"}, "is one with graph 'g'"), ({"owner": "bob"}, "is another owner's")):
+        for other, why in (({"graph_id": "h"}, "uses graph 'g'"), ({"owner": "bob"}, "is another owner's")):
             with pytest.raises(Conflict, match=why):
                 await service.create_chat(**{"owner": ANN, "graph_id": "g", "chat_id": "mine", **other})

@@ -103,7 +103,7 @@ async def test_within_other_limits_it_is_a_conflict(way: Any) -> None:
         for same in (None, RunLimits(max_tokens=5_000), {"max_tokens": 5_000, "max_steps": 50}):
             assert await ask(limits=same) == first
         for wrong in ({"max_tokens": 5_001}, {"max_tokens": 5_000, "max_steps": 49}, {"max_cost_usd": 1}):
-            with pytest.raises(Conflict, match="another limits"):
+            with pytest.raises(Conflict, match="its limits"):
                 await ask(limits=wrong)
         usual = await way(chats, run_id="usual")()
         await usual.result()

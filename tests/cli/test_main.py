@@ -86,6 +86,7 @@ def test_without_a_command_there_is_help(penstock: Penstock, command: list[str])
     ("command", "expected"),
     [
         (["frobnicate"], "penstock: no such command 'frobnicate'; see penstock --help\n"),
+        (["runs", "list"], "penstock: no such command 'list'. Did you mean 'ls'? See penstock runs --help\n"),
         (["--nope"], "penstock: no such option: --nope; see penstock --help\n"),
         (["run"], "penstock: missing argument 'FILE'; see penstock run --help\n"),
         (

@@ -609,9 +609,9 @@ def test_a_call_that_does_with_less_gives_the_rest_back_at_every_level() -> None
     accounts.shrink(held, 30, 20)
     for level in (account, above):
         assert (level.committed, level.held, level.tokens_committed, level.tokens_held) == (30, 30, 20, 20)
-    with pytest.raises(LedgerError, match="cannot be made to be of 31 and 20 tokens"):
+    with pytest.raises(LedgerError, match="cannot be changed to 31 and 20 tokens"):
         accounts.shrink(held, 31, 20)
-    with pytest.raises(LedgerError, match="cannot be made to be of 30 and 21 tokens"):
+    with pytest.raises(LedgerError, match="cannot be changed to 30 and 21 tokens"):
         accounts.shrink(held, 30, 21)
     accounts.settle(held, 10, 3, 4, True)
     for level in (account, above):

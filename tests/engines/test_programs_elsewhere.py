@@ -65,7 +65,7 @@ async def publish(ctx):
 
 
 def pay(to: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     log("pay")
     return f"paid {to}"
 

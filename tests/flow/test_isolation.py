@@ -290,13 +290,13 @@ async def test_an_input_that_is_not_json_is_refused_with_its_step_and_place(work
     ],
 )
 async def test_a_value_that_is_not_json_is_an_error_with_its_step_and_place(work: Any, given: str, where: str) -> None:
-    with pytest.raises(IsolatedError, match=f"step 's' .*returned what is not JSON: .*{where}"):
+    with pytest.raises(IsolatedError, match=f"step 's' .*returned a value that is not JSON: .*{where}"):
         await value_of(work.give, given)
 
 
 def test_what_is_too_large_does_not_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_child, "MAX_BYTES", 10)
-    with pytest.raises(NotJSON, match="value is 12 bytes of JSON, more than the 10"):
+    with pytest.raises(NotJSON, match="value has 12 bytes of JSON; the maximum is 10"):
         to_json("0123456789", "value")
 
 
@@ -425,7 +425,7 @@ async def test_a_dead_process_is_noticed_although_another_session_has_its_pipe_o
 
 
 async def test_what_the_context_does_not_have_there_is_named(work: Any) -> None:
-    with pytest.raises(IsolatedError, match=r"ctx\.llm is not there in a process of its own"):
+    with pytest.raises(IsolatedError, match=r"ctx\.llm is not available in an isolated step"):
         await value_of(work.call_a_model)
 
 

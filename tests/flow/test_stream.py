@@ -166,7 +166,7 @@ async def test_a_retried_step_starts_once_and_ends_once() -> None:
     assert brief(events) == [("started", "a"), ("completed", "a")]
 
 
-async def test_a_skip_and_a_fallback_are_completions_with_what_stands_in() -> None:
+async def test_a_skipped_step_and_a_fallback_complete_with_the_replacement_value() -> None:
     graph = Graph("g").add_step(FunctionNode("f", breaks), "a", error_policy=ErrorPolicy("skip", fallback_value=5))
     graph.add_step(FunctionNode("f", breaks), "b", error_policy=ErrorPolicy("fallback", fallback_node=counts(2)))
     events, _ = await collect(graph)
@@ -312,7 +312,7 @@ def test_leaving_a_stream_in_the_middle_leaves_no_task_and_no_hold() -> None:
 
 
 @pytest.mark.requirement("P-P3")
-def test_an_error_of_the_reader_stops_the_graph_and_goes_on() -> None:
+def test_an_error_of_the_reader_stops_the_graph_and_propagates() -> None:
     async def main() -> None:
         graph = Graph("g").add_step(takes(100), "a")
         with pytest.raises(ZeroDivisionError):

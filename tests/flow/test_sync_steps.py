@@ -158,7 +158,7 @@ async def test_without_a_retry_the_timeout_of_a_sync_step_is_its_error() -> None
         release.set()
 
 
-async def test_what_a_sync_step_returns_is_awaited_on_the_event_loop() -> None:
+async def test_an_awaitable_returned_by_a_sync_step_is_awaited_on_the_event_loop() -> None:
     async def later() -> bool:
         await asyncio.sleep(0)
         return threading.current_thread() is threading.main_thread()
@@ -213,7 +213,7 @@ async def test_calls_of_a_sync_step_on_a_worker_are_in_the_tree_below_it_and_may
     assert run.balance.held_nanos == 0
 
 
-async def test_a_coroutine_that_was_returned_as_the_stop_came_is_closed() -> None:
+async def test_a_coroutine_that_was_returned_during_the_stop_is_closed() -> None:
     returned = threading.Event()
 
     async def never() -> None:

@@ -106,7 +106,7 @@ def test_a_step_has_its_ids_input_output_times_and_place_in_the_tree() -> None:
     simulated(main)
 
 
-async def test_a_failed_step_says_what_it_failed_with_and_has_no_output() -> None:
+async def test_a_failed_step_has_its_error_and_no_output() -> None:
     trace, error = await traced(Graph("g").add_step(fails_times(1), "a", input=3))
     (step,) = trace.steps
     assert isinstance(error, Boom)
@@ -125,7 +125,7 @@ async def test_a_class_of_the_users_own_is_named_by_its_class() -> None:
     assert [step.node_type for step in trace.steps] == ["Browser", "graph"]
 
 
-async def test_steps_stand_in_the_order_they_began() -> None:
+async def test_steps_are_listed_in_the_order_they_began() -> None:
     graph = Graph("g")
     for id, before in [("d", ["b"]), ("b", ["a"]), ("a", [])]:
         graph.add_step(const(id), id, depends_on=before)
@@ -136,7 +136,7 @@ async def test_steps_stand_in_the_order_they_began() -> None:
 # Attempts, skips, fallbacks, refusals.
 
 
-async def test_every_attempt_is_there_with_its_number() -> None:
+async def test_every_attempt_is_listed_with_its_number() -> None:
     policy = ErrorPolicy("retry", retry_count=3, retry_delay_ms=0)
     trace, _ = await traced(Graph("g").add_step(fails_times(2), "a", error_policy=policy))
     assert [(step.attempt, step.status, step.output) for step in trace.steps] == [
@@ -147,7 +147,7 @@ async def test_every_attempt_is_there_with_its_number() -> None:
     assert "attempt 3" in trace.explain()
 
 
-async def test_a_skip_is_there_after_the_failure_it_follows() -> None:
+async def test_a_skip_is_listed_after_its_failure() -> None:
     policy = ErrorPolicy("skip", fallback_value="instead")
     trace, _ = await traced(Graph("g").add_step(fails_times(9), "a", error_policy=policy))
     failed, skipped = trace.steps
@@ -159,7 +159,7 @@ async def test_a_skip_is_there_after_the_failure_it_follows() -> None:
 
 
 @pytest.mark.requirement("P-E3")
-async def test_a_fallback_node_is_there_with_its_name_and_what_it_stands_in_for() -> None:
+async def test_a_fallback_node_is_listed_with_its_name_and_the_step_it_replaces() -> None:
     policy = ErrorPolicy("fallback", fallback_node=const("other", 7))
     trace, _ = await traced(Graph("g").add_step(fails_times(9), "a", error_policy=policy))
     failed, fallback = trace.steps
@@ -170,13 +170,13 @@ async def test_a_fallback_node_is_there_with_its_name_and_what_it_stands_in_for(
 
 
 @pytest.mark.requirement("P-E3")
-async def test_a_fallback_value_is_there() -> None:
+async def test_a_fallback_value_is_listed() -> None:
     policy = ErrorPolicy("fallback", fallback_value=7)
     trace, _ = await traced(Graph("g").add_step(fails_times(9), "a", error_policy=policy))
     assert [(step.status, step.output) for step in trace.steps] == [("fail", None), ("success", 7)]
 
 
-async def test_a_step_that_was_refused_is_there_with_the_reason() -> None:
+async def test_a_refused_step_is_listed_with_the_reason() -> None:
     graph = Graph("g").add_step(const("one"), "a").add_step(const("two"), "b").add_step(const("three"), "c")
     trace, error = await traced(graph, budget=Budget(max_steps=1))
     assert isinstance(error, BudgetExceededError)
@@ -189,7 +189,7 @@ async def test_a_step_that_was_refused_is_there_with_the_reason() -> None:
 # Nesting.
 
 
-async def test_steps_of_a_nested_graph_know_the_step_they_stand_in() -> None:
+async def test_steps_of_a_nested_graph_name_their_outer_step() -> None:
     deepest = Graph("deepest").add_step(const("z"), "z")
     inner = Graph("inner").add_step(const("x"), "x").add_step(deepest, "y", depends_on=["x"])
     trace, _ = await traced(Graph("outer").add_step(const("a"), "a").add_step(inner, "b", depends_on=["a"]))
@@ -203,7 +203,7 @@ async def test_steps_of_a_nested_graph_know_the_step_they_stand_in() -> None:
     assert "\n      z (function)" in trace.explain()
 
 
-async def test_a_nested_graph_that_is_retried_is_there_once_for_each_attempt() -> None:
+async def test_a_nested_graph_is_listed_once_for_each_attempt() -> None:
     inner = Graph("inner").add_step(const("x"), "x").add_step(fails_times(1), "y", depends_on=["x"])
     policy = ErrorPolicy("retry", retry_count=1, retry_delay_ms=0)
     trace, _ = await traced(Graph("outer").add_step(inner, "b", error_policy=policy))
@@ -228,7 +228,7 @@ async def test_steps_of_the_same_name_in_two_graphs_keep_their_own_values() -> N
     ]
 
 
-async def test_a_graph_that_a_tool_runs_is_there_under_the_step_that_used_the_tool() -> None:
+async def test_a_graph_run_by_a_tool_is_listed_below_the_step_that_used_the_tool() -> None:
     inner = Graph("inner").add_step(const("x"), "x")
     by_tool = FunctionNode("t", lambda ctx: ctx.atool(inner.execute, ctx, name="tool"))
     trace, _ = await traced(Graph("outer").add_step(by_tool, "a"))
@@ -346,7 +346,7 @@ async def test_tokens_and_cost_are_those_of_everything_inside_a_step_and_count_o
     assert "300 tokens" in trace.explain()
 
 
-async def test_a_failed_attempt_keeps_what_it_cost() -> None:
+async def test_a_failed_attempt_keeps_its_cost() -> None:
     spent: list[int] = []
 
     def spend(ctx: ExecutionContext) -> Any:

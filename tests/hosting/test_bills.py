@@ -95,7 +95,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return stores
 
 
-async def test_a_halted_run_goes_on_after_its_bills_are_resolved(opened: Open) -> None:
+async def test_a_halted_run_continues_after_its_bills_are_resolved(opened: Open) -> None:
     model = Losing()
     async with opened() as stores, await hosting(stores, model) as host:
         await halted_run(host)
@@ -193,7 +193,7 @@ async def test_an_invalid_resolution_is_refused(given: dict[str, Any]) -> None:
         assert len(await host.bills("r")) == 1
 
 
-async def test_the_bills_of_a_run_that_goes_on_are_listed_and_not_resolved() -> None:
+async def test_the_bills_of_a_run_in_progress_are_listed_and_cannot_be_resolved() -> None:
     stores = MemoryStores()
     async with await hosting(stores, Losing()) as host:
         await halted_run(host)
@@ -205,7 +205,7 @@ async def test_the_bills_of_a_run_that_goes_on_are_listed_and_not_resolved() -> 
             await host.resolve_bill("r", bill.call_id, cost_usd=0, by="eve")
 
 
-async def test_readers_of_a_run_whose_bill_was_resolved_come_to_its_end() -> None:
+async def test_readers_of_a_run_whose_bill_was_resolved_reach_its_end() -> None:
     stores = MemoryStores()
     async with await hosting(stores, Losing()) as host:
         run = await halted_run(host)

@@ -135,7 +135,7 @@ async def test_refused_call_names_the_caller_the_amount_and_the_budget(
     assert causes[0]["asked"] == 0.01
 
 
-def test_call_that_waits_for_others_says_what_it_asks_for_and_what_is_held() -> None:
+def test_event_of_a_waiting_call_has_the_requested_and_the_held_amount() -> None:
     left, events = sim_run(
         partial(ran, BRANCHES, input=["x", "y"], limits={"max_cost_usd": "0.025"}, seconds=1, tokens=5), seed=1
     )

@@ -35,7 +35,7 @@ CANCELLED = ("cancelled", "aborted", "enough")
 NEVER_TICKS = replace(SETTINGS, tick_s=1_000)
 
 
-async def test_a_cancel_before_the_run_is_there_is_remembered_and_strikes_when_it_comes() -> None:
+async def test_a_cancel_before_the_run_is_submitted_is_remembered_and_applied_at_submission() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
         assert await host.cancel("r", reason="enough", by="bob") is CancelResult.REMEMBERED
@@ -105,7 +105,7 @@ async def test_an_owner_that_is_no_name_is_refused(owner: object) -> None:
         await host.cancel("r", owner=owner)  # type: ignore[arg-type]
 
 
-async def test_a_cancel_that_came_too_long_before_is_forgotten() -> None:
+async def test_an_early_cancel_expires() -> None:
     stores, clock = MemoryStores(), ManualClock()
     async with await host_with(stores, clock=clock) as host:
         assert await host.cancel("r") is CancelResult.REMEMBERED
@@ -197,7 +197,7 @@ async def with_a_parked_run() -> tuple[MemoryStores, Gate]:
     return stores, gate
 
 
-async def test_a_run_that_is_parked_can_be_cancelled_and_does_not_come_back() -> None:
+async def test_a_parked_run_can_be_cancelled_and_is_not_resumed() -> None:
     stores, gate = await with_a_parked_run()
     assert (await stores.runs.get("r")).status == "parked"  # type: ignore[union-attr]
     next_host = await host_with(stores, gate=gate)

@@ -74,7 +74,7 @@ def test_a_cancel_of_a_run_whose_host_is_dead_holds_however_late_the_next_host_c
     sim_run(main, seed=1)
 
 
-def test_a_cancel_of_a_run_that_is_there_holds_as_long_as_the_run_also_if_its_asker_dies() -> None:
+def test_a_cancel_request_of_an_existing_run_lasts_as_long_as_the_run_even_if_its_sender_dies() -> None:
     async def main() -> None:
         clock = sim_clock()
         stores, gate = MemoryStores(clock=clock), Gate()

@@ -81,7 +81,7 @@ async def test_halted_run_that_is_granted_more_continues_and_pays_for_nothing_tw
 
 
 @pytest.mark.requirement("X-3")
-async def test_a_halted_run_that_goes_on_without_more_holds_as_much_for_its_next_call_as_before() -> None:
+async def test_a_halted_run_resumed_without_a_grant_holds_as_much_for_its_next_call_as_before() -> None:
     stores = MemoryStores()
     host, model = await with_model(stores)
     async with host:
@@ -162,7 +162,7 @@ async def test_an_id_that_comes_again_when_its_run_was_removed_is_paid_for_again
     assert stores.ledger.balance("run:r").spent_nanos == 400_000_000
 
 
-async def test_a_fork_does_a_node_and_what_is_behind_it_again_and_nothing_before() -> None:
+async def test_a_fork_repeats_a_node_and_its_successors_and_nothing_before_it() -> None:
     stores = MemoryStores()
     host, model = await with_model(stores)
     async with host:
@@ -200,7 +200,7 @@ async def test_fork_has_its_own_limits_and_reports_its_own_cost() -> None:
 @pytest.mark.parametrize(
     "limits", [{"max_cost_usd": "0.5"}, {"max_api_calls": 2}, {"max_tokens": 29}, {"max_steps": 4}]
 )
-async def test_a_fork_of_a_run_that_has_used_its_limits_up_does_not_pay_for_what_it_finds(limits: Any) -> None:
+async def test_a_fork_of_a_run_with_exhausted_limits_does_not_pay_for_recorded_results(limits: Any) -> None:
     host, model = await with_model(MemoryStores())
     async with host:
         run = await host.submit(owner="ann", graph_id="two", input="hi", limits=limits)
@@ -227,7 +227,7 @@ async def test_a_fork_of_a_run_that_was_granted_more_than_the_ceiling_is_given_t
     assert model.calls == 3
 
 
-async def test_a_fork_says_what_comes_into_each_handle_where_several_edges_arrive() -> None:
+async def test_a_fork_at_a_node_with_several_edges_sets_the_input_of_each_handle() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
     document = graph(("l", "input", {}), ("r", "input", {}), ("j", "join", {}), edges="l>j r>j")
@@ -243,7 +243,7 @@ async def test_a_fork_says_what_comes_into_each_handle_where_several_edges_arriv
             await host.fork(run.id, owner="ann", at="j", input="y")
 
 
-async def test_a_fork_names_a_node_that_is_there_and_a_run_that_is_there() -> None:
+async def test_a_fork_needs_an_existing_node_and_an_existing_run() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
     run = await host.submit(owner="ann", graph_id="two")
@@ -275,9 +275,9 @@ async def test_the_id_of_a_fork_that_goes_another_way_is_another_runs() -> None:
     async with host:
         run = await host.wait((await host.submit(owner="ann", graph_id="two", input="hi")).id)
         await host.wait((await host.fork(run.id, owner="ann", at="b", run_id_new="f")).id)
-        with pytest.raises(Conflict, match="another origin"):
+        with pytest.raises(Conflict, match="its origin"):
             await host.fork(run.id, owner="ann", at="a", run_id_new="f")
-        with pytest.raises(Conflict, match="another origin"):
+        with pytest.raises(Conflict, match="its origin"):
             await host.fork(run.id, owner="ann", at="b", input="yo", run_id_new="f")
 
 
@@ -312,7 +312,7 @@ async def taken_up_meanwhile() -> tuple[RunHost, ScriptedModel, MeanwhileJournal
 async def test_a_fork_leaves_nothing_in_an_id_that_becomes_another_users_meanwhile() -> None:
     host, model, journals, run = await taken_up_meanwhile()
     journals.after = lambda: host.submit(owner="bob", graph_id="two", input="yo", run_id="f")
-    with pytest.raises(Conflict, match="another owner"):
+    with pytest.raises(Conflict, match="its owner"):
         await host.fork(run.id, owner="ann", at="b", run_id_new="f")
     journals.after = None
     assert not await journals.load("f")
@@ -357,7 +357,7 @@ async def test_a_run_that_is_removed_once_it_was_taken_up_is_gone_on_with_all_th
     assert model.calls == 3
 
 
-async def test_what_a_fork_was_given_is_given_to_those_that_take_it_up() -> None:
+async def test_forks_and_replays_of_a_fork_use_its_input() -> None:
     host, _ = await with_model(MemoryStores())
     async with host:
         run = await host.wait((await host.submit(owner="ann", graph_id="echo", input="hi")).id)

@@ -216,7 +216,7 @@ async def test_a_budget_of_users_that_comes_during_the_day_counts_below_that_of_
     assert days.spent_cents(run) == [5, 1]
 
 
-async def test_a_run_that_began_before_there_was_a_budget_counts_in_it_once_it_goes_on(url: str) -> None:
+async def test_a_run_that_began_before_the_budget_existed_counts_once_it_continues(url: str) -> None:
     async with await open_stores(url) as stores:
         days = Days(stores)
         async with await days.host() as host:

@@ -96,7 +96,7 @@ def test_the_time_between_two_workers_does_not_count() -> None:
     sim_run(main, seed=1)
 
 
-def test_time_that_is_granted_is_added_to_what_was_used() -> None:
+def test_granted_time_is_added_to_the_elapsed_time() -> None:
     async def main() -> None:
         stores, loop = await _stores(), asyncio.get_running_loop()
         async with await _started(stores, "w") as host:

@@ -92,7 +92,7 @@ async def test_events_of_several_runs_are_stored_in_one_transaction_and_their_re
         await asyncio.sleep(0)
         for number in range(3):
             for log in logs:
-                log.emit("said", {"number": number})
+                log.emit("progress", {"number": number})
         assert here.transactions == []
         await asyncio.wait_for(asyncio.gather(*waiting), 20)
         assert here.transactions == [True]
@@ -121,7 +121,7 @@ async def test_a_run_that_was_taken_over_is_fenced_and_the_others_lose_nothing(u
     async with batched(url, 4) as (here, logs):
         assert await here.stores.runs.claim("thief", now_ms=10**6, lease_ms=1_000, run_id="run-2") is not None
         for log in logs:
-            log.emit("said")
+            log.emit("progress")
         lost = logs.pop(2)
         await all_stored(logs)
         for log in logs:
@@ -134,7 +134,7 @@ async def test_a_run_that_was_taken_over_is_fenced_and_the_others_lose_nothing(u
 async def test_an_event_that_cannot_be_stored_harms_no_other_run(url: str) -> None:
     async with batched(url, 3) as (here, logs):
         for number, log in enumerate(logs):
-            log.emit("said", {"value": float("nan") if number == 1 else number})
+            log.emit("progress", {"value": float("nan") if number == 1 else number})
         await all_stored(logs)
         assert [await here.stored(log) for log in (logs[0], logs[2])] == [[(1, {"value": 0})], [(1, {"value": 2})]]
         ((_, data),) = await here.stored(logs[1])
@@ -148,7 +148,7 @@ async def test_after_a_failed_transaction_each_run_stores_its_own_events_once(ur
     async with batched(url, 3) as (here, logs):
         here.failures.append(failure)
         for log in logs:
-            log.emit("said")
+            log.emit("progress")
         await all_stored(logs)
         for log in logs:
             assert [seq for seq, _ in await here.stored(log)] == [1]
@@ -161,7 +161,7 @@ async def test_more_events_than_one_transaction_may_have_on_the_loop_are_split(
     async with batched(url, 6) as (here, logs):
         for number, log in enumerate(logs):
             for _ in range(20 if number == 5 else 3):
-                log.emit("said")
+                log.emit("progress")
         await all_stored(logs)
         assert here.transactions == [True, True, True, False]
 
@@ -170,7 +170,7 @@ async def test_a_log_that_closes_waits_for_the_transaction_that_it_shares(url: s
     async with batched(url, 3) as (here, logs):
         here.let = asyncio.Event()
         for log in logs:
-            log.emit("said")
+            log.emit("progress")
         await until(lambda: bool(here.transactions), logs)
         closing = asyncio.ensure_future(logs[0].close())
         await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ async def test_a_log_that_closes_while_its_transaction_fails_ends_and_writes_not
     async with batched(url, 2) as (here, logs):
         here.let = asyncio.Event()
         for log in logs:
-            log.emit("said")
+            log.emit("progress")
         await until(lambda: bool(here.transactions), logs)
         closing = asyncio.ensure_future(logs[0].close())
         await asyncio.sleep(0.01)
@@ -200,7 +200,7 @@ async def test_a_run_with_other_data_to_store_writes_its_events_with_that_data(u
     async with batched(url, 3) as (here, logs):
         here.has_more = True
         for log in logs:
-            log.emit("said")
+            log.emit("progress")
         await all_stored(logs)
         assert here.transactions == []
 
@@ -211,6 +211,6 @@ async def test_who_waits_for_its_events_need_not_wait_for_those_of_others(
     monkeypatch.setattr(event_batches, "GATHER_S", 600)
     async with batched(url, 3) as (here, logs):
         for log in logs:
-            log.emit("said")
+            log.emit("progress")
         await logs[1].flush()
         assert (logs[1].written, logs[0].written, here.transactions) == (1, 0, [])

@@ -157,7 +157,7 @@ async def test_an_event_that_no_store_takes_is_replaced_and_the_others_are_kept(
         assert "cannot be stored" in (await here.written())[1][2]["lost"]
 
 
-def test_a_store_in_memory_refuses_what_is_no_json() -> None:
+def test_a_store_in_memory_refuses_values_that_are_not_json() -> None:
     with pytest.raises(InvalidValue):
         asyncio.run(MemoryEventStore().append("r", 0, [HostedEvent(1, 0, "x", {"value": object()})]))
 
@@ -289,7 +289,7 @@ async def test_source_is_drained_before_each_write() -> None:
         assert [type for _, type, _ in await opened.written()] == ["first", "second"]
 
 
-async def test_what_is_at_hand_is_what_the_store_has_newest_and_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_buffer_of_recent_events_matches_the_newest_stored_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_pipeline, "MAX_RECENT", 3)
     async with Open() as opened:
         log, slow = opened.log, opened.slow

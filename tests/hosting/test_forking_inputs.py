@@ -63,5 +63,7 @@ async def test_a_fork_of_a_fork_has_in_the_handles_that_it_does_not_name_what_th
         ("a", {"right": "R"}, {"a": {"left": "L"}}, {"right": "R"}),
     ],
 )
-def test_only_what_says_what_comes_into_each_handle_is_added_to(at: str, given: Any, before: Any, whole: Any) -> None:
+def test_only_an_input_by_handle_is_completed_with_recorded_values(
+    at: str, given: Any, before: Any, whole: Any
+) -> None:
     assert whole_input(parse_graph({"id": "j", **JOINED}), at, given, before) == whole

@@ -31,7 +31,7 @@ def clocks(ahead_s: float) -> tuple[ManualClock, ManualClock]:
 
 
 @pytest.mark.parametrize("ahead_s", [2, 0, -2])
-async def test_a_fork_that_goes_on_again_and_again_is_given_no_steps_by_a_clock(ahead_s: float) -> None:
+async def test_a_fork_that_is_resumed_repeatedly_gains_no_steps_from_a_clock(ahead_s: float) -> None:
     stores, counter = MemoryStores(), Counter()
     of_front, of_worker = clocks(ahead_s)
     front = await host_with(stores, clock=of_front, counter=counter)
@@ -50,7 +50,7 @@ async def test_a_fork_that_goes_on_again_and_again_is_given_no_steps_by_a_clock(
 
 
 @pytest.mark.parametrize("ahead_s", [2, 0, -2])
-async def test_a_fork_does_not_pay_for_what_a_machine_with_another_clock_has_done(ahead_s: float, url: str) -> None:
+async def test_a_fork_does_not_pay_for_work_of_a_machine_with_another_clock(ahead_s: float, url: str) -> None:
     of_one, of_other = clocks(ahead_s)
     async with await open_stores(url) as stores:
         host, model = await with_model(stores, clock=of_one)
@@ -67,7 +67,7 @@ async def test_a_fork_does_not_pay_for_what_a_machine_with_another_clock_has_don
     assert model.calls == 2
 
 
-async def test_what_a_fork_has_found_is_known_from_what_it_did_also_once_its_journal_is_shortened() -> None:
+async def test_recorded_and_new_work_of_a_fork_are_distinguished_after_its_journal_is_shortened() -> None:
     stores = MemoryStores()
     host, _ = await with_model(stores)
     async with host:

@@ -216,7 +216,7 @@ def test_a_run_that_is_halted_again_for_something_else_is_granted_that() -> None
     sim_run(main, seed=1)
 
 
-def test_what_a_days_budget_has_halted_goes_on_when_there_is_more_and_on_another_day_as_a_fork() -> None:
+def test_a_run_halted_by_a_day_budget_continues_after_a_grant_and_on_another_day_as_a_fork() -> None:
     async def main() -> None:
         stores, left = await halted(CASES["its owner's day"])
         async with await host_at(stores, owner_daily_usd="0.001") as host:
@@ -253,7 +253,7 @@ def test_run_without_halt_details_may_be_granted_anything() -> None:
     sim_run(main, seed=1)
 
 
-def test_a_limit_is_of_the_run_of_a_day_or_of_something_inside_and_what_is_none_is_nobodys() -> None:
+def test_a_limit_belongs_to_the_run_or_a_day_or_a_part_and_anything_else_to_no_one() -> None:
     run = RunRecord("r", "ann", "g", 1, None, {}, {}, created_ms=0)
     own = Account("main", Limits(steps=4, time_ns=1_500_000_000))
 

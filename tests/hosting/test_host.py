@@ -117,7 +117,7 @@ async def test_a_run_that_takes_too_long_is_halted_by_its_timeout() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, "", "ünï\0cödé 🚰", "\ud800", [1, {"a": None}], {"n": 2**70}, 1.5])
-async def test_whatever_goes_in_comes_out_or_is_refused(value: Any) -> None:
+async def test_any_value_is_returned_unchanged_or_refused(value: Any) -> None:
     stores = MemoryStores()
     async with await host_with(stores) as host:
         try:
@@ -130,7 +130,7 @@ async def test_whatever_goes_in_comes_out_or_is_refused(value: Any) -> None:
     assert left.output == ("?" if value == "\ud800" else value)
 
 
-async def test_a_value_of_as_many_levels_as_can_be_kept_comes_out_whole() -> None:
+async def test_a_value_with_the_maximum_number_of_levels_is_returned_unchanged() -> None:
     deep: Any = "water"
     for _ in range(MAX_DEPTH):
         deep = [deep]
@@ -144,7 +144,7 @@ async def test_a_value_of_as_many_levels_as_can_be_kept_comes_out_whole() -> Non
 # Submitting.
 
 
-async def test_the_same_submission_again_is_the_run_that_is_there() -> None:
+async def test_submitting_the_same_run_again_returns_the_existing_run() -> None:
     stores = MemoryStores()
     host = await host_with(stores, settings=HostSettings(max_queued=1))
     first = await host.submit(owner="ann", graph_id="echo", input=1, run_id="r1")
@@ -163,7 +163,7 @@ async def test_a_graph_or_a_version_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "a b", "x" * 101, "-a", "a/b", "ü", "a\n"])
-async def test_an_id_that_cannot_stand_in_an_address_is_refused(run_id: str) -> None:
+async def test_an_id_that_cannot_be_part_of_a_url_is_refused(run_id: str) -> None:
     host = await host_with(MemoryStores())
     with pytest.raises(InvalidValue):
         await host.submit(owner="ann", graph_id="echo", run_id=run_id)
@@ -245,7 +245,7 @@ async def test_missing_limits_get_the_defaults_and_none_exceeds_its_ceiling() ->
     "wrong",
     [{"max_steps": True}, {"max_steps": 1.0}, {"max_steps": "1"}, {"max_steps": 1, "timeout_s": []}],
 )
-async def test_limits_that_were_taken_do_not_stand_for_others_that_look_like_them(wrong: dict[str, Any]) -> None:
+async def test_limits_that_equal_accepted_ones_but_have_another_type_are_refused(wrong: dict[str, Any]) -> None:
     host = await host_with(MemoryStores())
     for _ in range(2):
         taken = await host.submit(owner="ann", graph_id="echo", limits={"max_steps": 1})
@@ -380,7 +380,7 @@ async def test_handler_can_refuse_a_resume_before_anything_is_written() -> None:
         assert (await host.wait(run.id)).output == "prepared x"
 
 
-async def test_a_run_that_is_parked_comes_to_its_end_also_if_its_kind_would_refuse_it() -> None:
+async def test_a_parked_run_ends_even_if_its_handler_would_refuse_it() -> None:
     class Gone(Kind):
         async def on_start(self, run: RunRecord) -> Prepared:
             raise Conflict("gone")
@@ -502,7 +502,7 @@ async def test_paused_reader_delays_no_run_and_misses_nothing() -> None:
 
 
 @pytest.mark.parametrize("room", [{"max_running": 1}, {"max_running_per_owner": 1}])
-async def test_what_was_left_in_the_queue_for_want_of_room_begins_when_a_run_has_ended(
+async def test_a_queued_run_begins_when_another_run_has_ended(
     room: dict[str, int],
 ) -> None:
     gate = Gate()
@@ -514,7 +514,7 @@ async def test_what_was_left_in_the_queue_for_want_of_room_begins_when_a_run_has
     assert {run.status for run in left} == {"completed"}
 
 
-async def test_a_run_that_is_there_is_given_back_although_no_other_would_be_taken_on() -> None:
+async def test_an_existing_run_is_returned_although_the_queue_is_full() -> None:
     host = await host_with(MemoryStores(), settings=HostSettings(max_queued=1))
     there = await host.submit(owner="ann", graph_id="echo", run_id="r", input=1)
     assert await host.submit(owner="ann", graph_id="echo", run_id="r", input=1) == there
@@ -554,7 +554,7 @@ async def test_an_archived_graph_begins_nothing_new_in_any_of_its_versions() -> 
         assert (await host.wait((await host.submit(owner="ann", graph_id="echo")).id)).status == "completed"
 
 
-async def test_what_an_archived_graph_has_begun_is_found_resumed_forked_and_replayed() -> None:
+async def test_runs_of_an_archived_graph_can_be_read_resumed_forked_and_replayed() -> None:
     stores, gate = MemoryStores(), Gate()
     async with await host_with(stores, gate=gate) as host:
         arguments: dict[str, Any] = {"owner": "ann", "graph_id": "gate", "input": 1, "run_id": "r"}
@@ -588,10 +588,10 @@ async def test_nodes_have_the_memory_of_the_stores_unless_the_host_is_given_anot
 
 
 @pytest.mark.parametrize("changed", [{}, {"input": "another"}, {"limits": {"max_steps": 3}}, {"graph_id": "ask"}])
-async def test_what_is_in_anothers_run_is_not_to_be_found_out_by_asking_for_it(changed: dict[str, Any]) -> None:
+async def test_the_contents_of_the_run_of_another_owner_cannot_be_guessed(changed: dict[str, Any]) -> None:
     async with await host_with(MemoryStores()) as host:
         arguments: dict[str, Any] = {"graph_id": "echo", "input": "secret", "run_id": "r", "limits": {"max_steps": 7}}
         await host.submit(owner="ann", **arguments)
         with pytest.raises(Conflict) as raised:
             await host.submit(owner="bob", **{**arguments, **changed})
-    assert str(raised.value) == "run 'r' is there with another owner; give this one an id of its own"
+    assert str(raised.value) == "run 'r' exists and differs in its owner; choose another id"

@@ -24,7 +24,7 @@ ACTS = st.tuples(st.sampled_from(["advance", "suspend", "jump_wall"]), st.intege
 
 
 @given(st.lists(ACTS), st.integers(0, 10**18))
-def test_the_time_of_a_host_is_what_has_passed_asleep_or_awake_and_nothing_else(acts: list[Any], start_ns: int) -> None:
+def test_the_time_of_a_host_advances_asleep_or_awake_and_with_nothing_else(acts: list[Any], start_ns: int) -> None:
     clock = ManualClock(start_ns)
     steady = SteadyClock(clock)
     expected = clock.time_ns()
@@ -36,7 +36,7 @@ def test_the_time_of_a_host_is_what_has_passed_asleep_or_awake_and_nothing_else(
         assert steady.time_ns() == expected
 
 
-def test_a_clock_that_knows_of_no_suspends_is_counted_by_its_monotonic_time() -> None:
+def test_a_clock_without_suspend_time_counts_by_its_monotonic_time() -> None:
     class Plain:
         def monotonic_ns(self) -> int:
             return manual.monotonic_ns()
@@ -52,7 +52,7 @@ def test_a_clock_that_knows_of_no_suspends_is_counted_by_its_monotonic_time() ->
     assert steady.time_ns() - began == 3 * NANOS_PER_S
 
 
-def test_the_machines_own_time_goes_on() -> None:
+def test_the_time_of_the_machine_advances() -> None:
     steady, wall_ns = SteadyClock(SYSTEM_CLOCK), SYSTEM_CLOCK.time_ns()
     first = steady.time_ns()
     assert abs(first - wall_ns) < 60 * NANOS_PER_S

@@ -27,7 +27,7 @@ limits = st.builds(
 
 
 @given(limits)
-def test_limits_come_back_from_json_as_they_were(one: RunLimits) -> None:
+def test_limits_survive_a_round_trip_through_json(one: RunLimits) -> None:
     kept = json.loads(json.dumps(one.to_dict()))
     again = RunLimits.from_dict(kept)
     assert again.to_dict() == kept
@@ -65,7 +65,7 @@ def test_more_is_never_less_and_clipped_is_never_more(one: RunLimits, other: Run
         None,
     ],
 )
-def test_what_is_no_limit_is_refused(given: Any) -> None:
+def test_invalid_limits_are_refused(given: Any) -> None:
     with pytest.raises(InvalidValue):
         RunLimits.from_dict(given)
 
@@ -86,7 +86,7 @@ def test_default_limits_apply_where_none_are_requested(one: RunLimits, usual: Ru
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_above_its_ceiling_is_refused_by_its_name(name: str) -> None:
+def test_a_limit_above_its_ceiling_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidValue, match=name):
         RunLimits(**{name: 2}).within(RunLimits(**{name: 1}))
     assert RunLimits(**{name: 2}).within(RunLimits()) == RunLimits(**{name: 2})

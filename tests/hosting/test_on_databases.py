@@ -63,7 +63,7 @@ async def test_a_question_and_its_run_survive_the_death_of_a_host(url: str) -> N
     assert (left.status, left.output, left.epoch) == ("completed", "that", 2)
 
 
-async def test_a_cancel_survives_a_restart_before_and_after_its_run_is_there(url: str) -> None:
+async def test_a_cancel_survives_a_restart_before_and_after_its_run_is_submitted(url: str) -> None:
     gate = Gate()
     async with await opened(url) as stores:
         first = await host_with(stores, settings=SETTINGS, gate=gate)

@@ -1,4 +1,4 @@
-"""Who is unsure whether a run or a fork was taken on asks again, and gets the one that is there, come what may."""
+"""A caller that is unsure whether a run or a fork was accepted repeats the request, and gets the existing one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_resubmitting_a_run_of_the_newest_version_returns_it_when_there_is
         left = await host.wait("r")
         assert await host.submit(**arguments) == left
         assert (await host.submit(**arguments, version=1)).graph_version == 1
-        with pytest.raises(RunIdConflict, match="another graph_version"):
+        with pytest.raises(RunIdConflict, match="its graph_version"):
             await host.submit(**arguments, version=2)
         for other in ({"owner": "bob"}, {"input": "ho"}, {"origin": {"kind": "other"}}):
             with pytest.raises(RunIdConflict, match=next(iter(other))):
@@ -51,7 +51,7 @@ async def test_forking_again_returns_the_fork_when_its_source_was_granted_more(u
         await host.wait("r")
         assert await host.fork("r", **arguments) == left
         await host.submit(owner="ann", graph_id="two", input="hi", run_id="another")
-        with pytest.raises(RunIdConflict, match="another limits, origin"):
+        with pytest.raises(RunIdConflict, match="its limits, origin"):
             await host.fork("another", **arguments)
         for other in ({"at": "a"}, {"input": "hey"}, {"owner": "bob"}):
             with pytest.raises(RunIdConflict, match=r"origin|owner"):
@@ -59,7 +59,7 @@ async def test_forking_again_returns_the_fork_when_its_source_was_granted_more(u
 
 
 async def test_a_run_that_is_submitted_with_an_id_takes_no_more_store_calls() -> None:
-    """Whether it is there already is found when it is kept."""
+    """An existing run is found when the new one is stored."""
     async with await open_stores("memory:") as stores:
         host = await with_model(stores)
         looked: list[str] = []

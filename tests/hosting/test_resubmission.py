@@ -39,7 +39,7 @@ async def test_resubmission_of_a_granted_run_returns_it(url: str) -> None:
         arguments["limits"] = {"max_cost_usd": "0.5"}
         await host.submit(**arguments)
         assert (await host.wait("r")).status == "halted"
-        with pytest.raises(RunIdConflict, match="another limits;"):
+        with pytest.raises(RunIdConflict, match="its limits;"):
             await host.submit(**{**arguments, "limits": {"max_cost_usd": "0.6"}})
         granted = await host.grant("r", {"max_cost_usd": "0.4"}, by="eve")
         again = await host.submit(**arguments)
@@ -48,6 +48,6 @@ async def test_resubmission_of_a_granted_run_returns_it(url: str) -> None:
         assert (left.status, left.cost_nanos) == ("completed", 800_000_000)
         assert await host.submit(**arguments) == left
         for other in ({"owner": "bob"}, {"input": "ho"}, {"graph_id": "echo"}, {"origin": {"kind": "other"}}):
-            with pytest.raises(RunIdConflict, match=f"another ({next(iter(other))}, limits|limits, origin|owner);"):
+            with pytest.raises(RunIdConflict, match=f"its ({next(iter(other))}, limits|limits, origin|owner);"):
                 await host.submit(**{**arguments, **other})
         assert await host.get("r") == left

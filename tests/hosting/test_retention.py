@@ -92,7 +92,7 @@ async def test_blocks_of_days_long_past_are_ended_and_removed() -> None:
     assert list(accounts(stores)) == []
 
 
-async def test_what_a_host_that_died_in_the_middle_has_left_is_forgotten_by_the_next() -> None:
+async def test_the_next_host_removes_what_a_host_that_died_in_the_middle_left_behind() -> None:
     stores, clock = made()
     async with await a_host(stores, clock) as host:
         await run_of(host, "ann", "r")

@@ -146,7 +146,7 @@ async def test_a_host_that_claims_its_own_lost_run_again_works_on_it_once() -> N
     assert (left.status, left.epoch, scene.counter.times) == ("completed", 2, 1)
 
 
-async def test_a_host_that_claims_its_own_lost_run_again_begins_when_what_it_had_begun_is_over() -> None:
+async def test_a_host_that_reclaims_its_own_lost_run_begins_when_its_previous_work_has_ended() -> None:
     class Lingering(Gate):
         """A gate that a stopped node does not leave immediately."""
 
@@ -237,7 +237,7 @@ def test_a_host_that_closes_does_not_wait_for_answers() -> None:
     sim_run(main, seed=1)
 
 
-async def test_a_reader_on_a_host_that_closes_comes_to_an_end() -> None:
+async def test_a_reader_on_a_closing_host_ends() -> None:
     scene = Scene()
     first = await scene.begun()
     reader = asyncio.create_task(types_of(first, "r"))

@@ -131,7 +131,7 @@ async def test_entries_wait_while_the_buffer_is_full(monkeypatch: pytest.MonkeyP
     assert await run.stored() == both(*range(BATCH))
 
 
-async def test_what_the_trace_has_let_go_of_is_passed_over() -> None:
+async def test_entries_that_the_trace_has_dropped_are_skipped() -> None:
     run = Run(max_kept=1)
     for number in range(10_000):
         run.call(f"{number}")

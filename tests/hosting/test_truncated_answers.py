@@ -118,7 +118,7 @@ def at(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
 @pytest.mark.requirement("X-3")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("type", ["agent", "llm-completion"])
-async def test_an_answer_that_the_runs_money_cut_is_halted_granted_and_comes_to_its_end(
+async def test_an_answer_truncated_by_the_budget_is_halted_and_completed_after_a_grant(
     at: str | None, type: str, stream: bool
 ) -> None:
     async with scene(at, asking(type, stream=stream)) as here:
@@ -172,7 +172,7 @@ async def test_a_nodes_own_budget_that_cuts_its_answer_is_the_nodes() -> None:
             await here.host.grant("r", {"max_cost_usd": 1}, by="eve")
 
 
-async def test_what_a_fork_and_a_replay_find_is_the_answer_and_not_what_was_cut(at: str | None) -> None:
+async def test_a_fork_and_a_replay_find_the_complete_answer_and_not_the_truncated_one(at: str | None) -> None:
     async with scene(at, asking()) as here:
         await here.halted(30, {"max_cost_usd": "0.02"})
         await here.host.grant("r", {"max_cost_usd": "0.04"}, by="eve")
@@ -228,7 +228,7 @@ async def test_a_worker_that_dies_with_a_cut_answer_leaves_it_paid_once(is_kept:
         )
 
 
-async def test_a_chats_answer_that_was_cut_keeps_what_came_and_then_is_whole() -> None:
+async def test_a_truncated_chat_answer_keeps_its_text_and_is_completed_later() -> None:
     async with scene(None, asking()) as here:
         stores = here.host.stores
         assert isinstance(stores, MemoryStores)

@@ -63,7 +63,7 @@ async def test_a_run_whose_costs_are_all_known_says_nothing_of_it() -> None:
     assert "unknown_costs" not in events[-1].data
 
 
-async def test_a_run_that_goes_on_counts_each_call_once() -> None:
+async def test_a_resumed_run_counts_each_call_once() -> None:
     async with await hosting(MemoryStores(), echoing()) as host:
         run = await host.submit(owner="ann", graph_id="two", input="hi", limits={"max_api_calls": 1})
         assert (await host.wait(run.id)).unknown_costs == 1
@@ -92,7 +92,7 @@ async def test_a_fork_counts_its_own_calls_and_a_replay_makes_none() -> None:
     assert model.calls == 3
 
 
-async def test_what_a_dead_host_has_called_and_had_under_way_is_counted_once() -> None:
+async def test_the_ended_and_the_open_calls_of_a_dead_host_are_counted_once() -> None:
     requested, clock, stores = asyncio.Event(), ManualClock(), MemoryStores()
 
     def reply(request: ModelRequest) -> Any:

@@ -36,7 +36,7 @@ class Raises(Checks):
 EXECUTORS = ExecutorRegistry({"checks": Checks(), "plain": Plain(), "raises": Raises()})
 
 
-def test_what_an_executor_finds_is_a_problem_at_its_path() -> None:
+def test_a_problem_found_by_an_executor_has_its_path() -> None:
     graph = GraphSpec((NodeSpec("a", "plain", {"x": 1}), NodeSpec("b", "checks", {"x": 1, "y": 2})))
     found = validate(graph, EXECUTORS)
     assert [(one.code, str(one)) for one in found] == [

@@ -71,13 +71,13 @@ def test_a_handle_that_is_null_or_absent_is_the_usual_one() -> None:
         assert (edge.source_handle, edge.target_handle) == ("output", "input")
 
 
-def test_what_an_editor_keeps_beside_the_graph_is_ignored() -> None:
+def test_other_fields_of_an_editor_are_ignored() -> None:
     node = NODE | {"selected": True, "width": 120, "measured": {"width": 1}}
     edge = EDGE | {"animated": True, "data": {"channel": "flow", "label": "x"}}
     assert parse_graph(doc(nodes=(node,), edges=(edge,), viewport={"zoom": 1})) == parse_graph(doc(edges=(EDGE,)))
 
 
-def test_a_graph_does_not_change_with_the_document_it_came_from() -> None:
+def test_a_graph_is_independent_of_its_document() -> None:
     given = doc(nodes=({**NODE, "data": {"list": [1]}},))
     graph = parse_graph(given)
     given["nodes"][0]["data"]["list"].append(2)
@@ -247,7 +247,7 @@ def test_a_document_that_is_all_wrong_is_given_up_before_it_fills_the_memory(bad
     assert MAX_PROBLEMS <= len(problems(doc(nodes=[bad] * 50_000, edges=[bad] * 50_000))) <= most
 
 
-def test_a_key_that_is_there_twice_among_many_is_found_quickly() -> None:
+def test_a_duplicate_key_among_many_is_found_quickly() -> None:
     pairs = ", ".join(f'"k{at}": 0' for at in range(200_000))
     assert problems("{" + pairs + ', "k199999": 0}') == [("bad_json", "$")]
 
@@ -314,7 +314,7 @@ def test_whatever_is_given_is_a_graph_or_problems(given: Any) -> None:
         assert isinstance(graph, GraphSpec)
 
 
-def test_the_schema_says_what_is_read() -> None:
+def test_the_schema_describes_the_accepted_documents() -> None:
     schema = json_schema()
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert schema["required"] == ["nodes", "edges"]
@@ -337,7 +337,7 @@ def test_pydantic_is_loaded_when_a_graph_is_read_and_not_before(module: str) -> 
 # Parts of documents, and large ones.
 
 
-def test_a_part_of_what_was_read_is_read_without_being_copied() -> None:
+def test_a_part_of_a_document_that_was_read_is_not_copied() -> None:
     node = {**NODE, "data": {"words": ["a"]}}
     whole = parse_graph(doc(nodes=({**NODE, "data": {"graph": doc(nodes=(node,))}},)))
     part = whole.nodes[0].data["graph"]

@@ -130,7 +130,7 @@ def test_what_hangs_on_a_dropped_node_alone_is_skipped() -> None:
     assert driven.finish("b") == "c"
 
 
-def test_one_live_edge_among_dead_ones_is_enough_whenever_it_came() -> None:
+def test_one_live_edge_among_dead_ones_is_enough_in_any_order() -> None:
     for order in ("ab", "ba"):
         driven = Driven("abc", "ac", "bc")
         driven.start()
@@ -138,7 +138,7 @@ def test_one_live_edge_among_dead_ones_is_enough_whenever_it_came() -> None:
         assert ready == ["", "c"]
 
 
-def test_a_node_that_waits_for_a_skipped_one_runs_with_what_came_before() -> None:
+def test_a_node_after_a_skipped_one_runs_with_its_other_inputs() -> None:
     driven = Driven("axcd", "a:yes:c", "cd", "xd")
     driven.start()
     assert driven.finish("x") == ""

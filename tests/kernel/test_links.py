@@ -112,7 +112,7 @@ def test_a_wait_that_failed_is_not_half_of_a_later_circle() -> None:
     assert table.ask(A, B) == "wait", "and b may need a"
 
 
-def test_what_a_failed_artifact_waited_for_no_longer_counts() -> None:
+def test_the_waits_of_a_failed_artifact_no_longer_count() -> None:
     table = LinkTable()
     table.ask(A, None)
     table.ask(B, A)
@@ -121,7 +121,7 @@ def test_what_a_failed_artifact_waited_for_no_longer_counts() -> None:
 
 
 @pytest.mark.parametrize("end", ["done", "failed"])
-def test_only_what_is_being_made_can_end(end: str) -> None:
+def test_only_an_artifact_that_is_being_made_can_end(end: str) -> None:
     table = LinkTable()
     table.ask(A, None)
     table.done(A, 1)

@@ -53,7 +53,7 @@ def test_handles_stay_with_their_edges() -> None:
     assert plan.successor_handles == [("yes", "no"), ("no",), ()]
 
 
-def test_an_edge_that_is_there_twice_counts_twice() -> None:
+def test_a_duplicate_edge_counts_twice() -> None:
     plan = compile_plan("ab", [("a", "yes", "b"), ("a", "no", "b")])
     assert plan.successors[0] == (1, 1)
     assert plan.incoming == [0, 2]
@@ -63,7 +63,7 @@ def test_a_graph_without_nodes_is_a_plan_without_nodes() -> None:
     assert compile_plan("", []).size == 0
 
 
-def test_only_what_the_entries_reach_is_planned() -> None:
+def test_only_nodes_reachable_from_the_entries_are_planned() -> None:
     plan = compile_plan("xabyc", pairs("ab", "bc", "xc", "xy"), ["a"])
     assert plan.ids == ["a", "b", "c"]
     assert plan.index == {"a": 0, "b": 1, "c": 2}
@@ -105,7 +105,7 @@ def test_no_entries_are_no_nodes() -> None:
     ("ids", "edges", "entries"),
     [("aab", [], None), ("ab", pairs("ax"), None), ("ab", pairs("xa"), None), ("ab", [], ["x"])],
 )
-def test_an_id_that_is_there_twice_or_not_at_all_is_refused(ids: str, edges: Edges, entries: list[str] | None) -> None:
+def test_a_duplicate_or_missing_id_is_refused(ids: str, edges: Edges, entries: list[str] | None) -> None:
     with pytest.raises(InvalidValue):
         compile_plan(ids, edges, entries)
 
@@ -125,9 +125,7 @@ def test_a_cycle_can_be_copied_and_sent() -> None:
 
 
 @given(edge_lists(acyclic=False), st.data())
-def test_what_is_reached_and_what_is_a_cycle_are_what_the_naive_answer_says(
-    drawn: tuple[list[str], Edges], data: st.DataObject
-) -> None:
+def test_reachable_nodes_and_cycles_match_a_naive_search(drawn: tuple[list[str], Edges], data: st.DataObject) -> None:
     ids, edges = drawn
     entries = data.draw(st.none() | st.lists(st.sampled_from(ids), max_size=3) if ids else st.none())
     expected = set(ids) if entries is None else reached_from(set(entries), edges)

@@ -64,7 +64,7 @@ def test_an_open_handle_takes_whichever_branch_was_live() -> None:
     assert route("c", EDGES, {"b": OUTPUTS["b"]}) == {"input": text("B")}
 
 
-def test_values_become_what_the_handle_takes() -> None:
+def test_values_are_converted_to_the_type_of_the_handle() -> None:
     outputs = {"a": {"output": text("1")}, "b": {"output": text("2")}}
     assert route("c", EDGES, outputs, handles(Handle("input", "number", many="list"))) == {
         "input": DataValue("list", [1, 2])
@@ -82,9 +82,9 @@ def test_conversions_can_be_the_callers_own() -> None:
     assert route("c", EDGES[:1], OUTPUTS, handles(Handle("input", "number")), own) == {"input": DataValue("number", 1)}
 
 
-def test_a_required_value_that_did_not_come_is_an_error() -> None:
+def test_a_missing_required_value_is_an_error() -> None:
     declared = handles(Handle("input"), Handle("other", required=True), Handle("parts", channel="link", required=True))
-    with pytest.raises(RoutingFailed, match=r"c\.other: a value is required here"):
+    with pytest.raises(RoutingFailed, match=r"c\.other: a value is required"):
         route("c", EDGES[:1], OUTPUTS, declared)
 
 

@@ -140,7 +140,7 @@ def typed(*edges: EdgeSpec, **types: str) -> GraphSpec:
         ),
     ],
 )
-def test_what_the_executors_declare_is_accepted(good: GraphSpec) -> None:
+def test_declared_handles_and_data_are_accepted(good: GraphSpec) -> None:
     assert validate(good, REGISTRY) == []
 
 
@@ -167,7 +167,9 @@ def test_what_the_executors_declare_is_accepted(good: GraphSpec) -> None:
         (typed(a="sum"), "missing_input", "$.nodes[0]", "handle 'input' of 'a' needs an edge"),
     ],
 )
-def test_what_the_executors_declare_is_held(bad: GraphSpec, code: str, path: str, words: str) -> None:
+def test_a_graph_that_contradicts_the_declarations_of_executors_is_invalid(
+    bad: GraphSpec, code: str, path: str, words: str
+) -> None:
     (problem,) = validate(bad, REGISTRY)
     assert (problem.code, problem.path) == (code, path)
     assert words in problem.detail
@@ -289,7 +291,7 @@ def test_what_only_links_lead_out_of_does_not_run_by_itself() -> None:
         ([], ["a"], "unknown_entry", "$.nodes"),
     ],
 )
-def test_an_edge_that_asks_of_a_node_what_it_cannot_do_is_a_problem(
+def test_an_edge_that_needs_an_operation_its_node_lacks_is_a_problem(
     edges: list[EdgeSpec], entries: list[str] | None, code: str, path: str
 ) -> None:
     problems = validate(typed(*edges, a="part", b="both", c="runs"), PARTS, entries=entries)

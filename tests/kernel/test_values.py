@@ -75,7 +75,7 @@ def test_a_conversion_that_is_not_declared_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["number", "any"])
-def test_a_value_of_the_right_type_and_one_for_any_stay_what_they_are(wanted: str) -> None:
+def test_a_value_of_the_right_type_and_a_value_for_any_are_not_converted(wanted: str) -> None:
     value = DataValue("number", None)
     assert STANDARD_CONVERSIONS.convert(value, wanted, PATH) is value
 
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_never_converted_and_nothing_else_escapes(given: st
         assert converted.type == wanted or "any" in (given, wanted)
 
 
-def test_declared_conversions_extend_a_copy_and_replace_what_was_there() -> None:
+def test_declared_conversions_extend_a_copy_and_take_precedence() -> None:
     extended = STANDARD_CONVERSIONS.extended({("text", "shout"): str.upper, ("text", "list"): list})
     assert extended.convert(DataValue("text", "ab"), "shout", PATH).value == "AB"
     assert extended.convert(DataValue("text", "ab"), "list", PATH).value == ["a", "b"]

@@ -139,7 +139,7 @@ def test_a_question_not_answered_in_time_is_rejected() -> None:
     assert sim_run(unanswered, seed=0)["rejected"]["reason"] == "not answered within 3600 s"
 
 
-async def test_without_anybody_to_ask_the_node_says_what_it_needs() -> None:
+async def test_without_an_approvals_service_the_error_names_what_the_node_needs() -> None:
     with pytest.raises(ServiceMissing, match=r"node 'ok' needs services\['approvals'\]"):
         await output_of(asks(), 3)
 
@@ -233,7 +233,7 @@ async def test_the_question_of_an_agent_inside_knows_the_tool_as_well() -> None:
     assert await answered(document, "go", answer, **services) == "paid 5 to ann"
 
 
-def test_a_tool_that_takes_a_tool_and_arguments_is_given_what_was_sent() -> None:
+def test_a_tool_with_parameters_named_tool_and_arguments_receives_them() -> None:
     words = {"tool": {"type": "string"}, "arguments": {"type": "object"}}
     expects = {"tool": "call", "parameters": {"type": "object", "properties": words}}
     sent = {"tool": "other", "arguments": {"tool": "call", "arguments": {}}}

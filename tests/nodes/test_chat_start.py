@@ -53,7 +53,7 @@ def as_pairs(*messages: Json) -> list[tuple[str, str]]:
 
 
 @pytest.mark.requirement("K-11")
-async def test_the_first_agent_is_given_the_history_and_the_next_one_only_what_the_first_answered() -> None:
+async def test_the_first_agent_receives_the_history_and_the_next_one_only_the_first_answer() -> None:
     nodes = [node("start", "chat-start"), node("A", "agent", model="A"), node("B", "agent", model="B")]
     between = node("p", "prompt-template", template="Check: {{ a }}")
     seen = Seen("A", "B")
@@ -180,7 +180,7 @@ async def test_the_newest_attachments_are_shown_and_older_ones_named_if_all_woul
     assert newer == "\n[newer is attached:]\nne\n[the first 2 of 5 characters]"
 
 
-def test_bytes_are_not_in_what_is_shown_of_a_message() -> None:
+def test_bytes_are_not_shown_of_a_message() -> None:
     assert "secret" not in repr(Message.user(["x", Media("image/png", data=b"secret")]))
 
 
@@ -204,7 +204,7 @@ async def test_it_outputs_the_latest_text_and_the_messages_if_an_edge_uses_them(
         (None, ""),
     ],
 )
-async def test_outside_of_a_chat_it_takes_what_the_run_was_given(given: Any, newest: str) -> None:
+async def test_outside_of_a_chat_it_takes_the_input_of_the_run(given: Any, newest: str) -> None:
     document = graph([node("start", "chat-start"), node("out", "output")], ["start > out"])
     assert await output_of(document, given) == newest
 

@@ -153,7 +153,7 @@ async def test_a_skipped_node_has_no_output_and_nodes_that_depend_on_it_alone_do
 
 
 @pytest.mark.requirement("P-E5")
-async def test_the_events_say_what_a_policy_did() -> None:
+async def test_the_events_show_the_actions_of_a_policy() -> None:
     for on_error, more in (("skip", {}), ("fallback", {"fallback_value": 1}), ("continue", {})):
         document = before_show(error_policy=policy(on_error, **more))
         events, _ = await events_of(document, more={"flaky": Flaky(), "show": Show()})
@@ -388,7 +388,7 @@ def test_every_wrong_option_is_listed_also_for_types_without_settings_of_their_o
 
 @pytest.mark.requirement("P-E5")
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_no_number_is_refused_in_graphs_made_by_programs(number: float) -> None:
+def test_values_that_are_not_numbers_are_refused_in_graphs_made_by_programs(number: float) -> None:
     data = MappingProxyType({"error_policy": MappingProxyType({"retry_backoff": number})})
     (problem,) = validate(GraphSpec((NodeSpec("f", "flaky", data),)), registry({"flaky": Flaky()}))
     assert (problem.code, problem.path) == ("bad_data", "$.nodes[0].data.error_policy.retry_backoff")

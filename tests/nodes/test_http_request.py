@@ -84,7 +84,7 @@ async def test_any_other_answer_is_text() -> None:
             assert output["output"] == body.decode()
 
 
-async def test_what_comes_in_is_the_body() -> None:
+async def test_the_input_is_the_body() -> None:
     async with listening() as site:
         headers = {"x-dam": "{{ input.dam }}"}
         posts = asks(site.url("/"), method="POST", headers=headers)
@@ -150,7 +150,7 @@ async def test_a_cancel_reaches_a_request_that_is_not_answered() -> None:
                 await running
 
 
-async def test_without_the_guard_the_node_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_an_egress_client_the_error_names_what_the_node_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "penstock.providers.egress", None)
     with pytest.raises(ServiceMissing, match=r"node 'h' needs services\['egress'\]"):
         await output_of(asks("https://example.org/"), 1)

@@ -108,7 +108,7 @@ async def test_an_agent_that_is_linked_remembers_and_recalls() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {1: "a", "b": 2}, {"a": object()}, b"bytes", {1}])
-async def test_what_is_no_json_is_not_remembered(value: Any) -> None:
+async def test_values_that_are_not_json_are_not_remembered(value: Any) -> None:
     store = InProcessMemory()
     for data in ({}, {"key": "k"}):
         with pytest.raises(InvalidValue, match="value of a memory"):

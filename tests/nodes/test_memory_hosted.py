@@ -94,13 +94,13 @@ async def test_a_run_that_could_not_reach_its_memories_fails_and_stores_once_whe
     services = {"memory": FaultyStore(stores.memories, kind)}
     async with RunHost(stores, executors=executors(), services=services) as host:
         failed = await host.wait((await host.submit(owner="ann", graph_id="g", input="a dam")).id)
-        assert (failed.status, "ask again" in str(failed.error)) == ("failed", True)
+        assert (failed.status, "try again" in str(failed.error)) == ("failed", True)
         await host.resume(failed.id)
         assert (await host.wait(failed.id)).status == "completed"
     assert [one.value for one in await stores.memories.search("owner:ann", "")] == ["a dam"]
 
 
-async def test_what_a_run_remembers_for_itself_is_forgotten_with_it() -> None:
+async def test_the_memories_of_a_run_are_removed_with_it() -> None:
     stores, document = MemoryStores(), graph(("keep", "memory", {"action": "remember", "key": "k"}))
     await stores.graphs.save("g", "ann", "G", document, now_ms=0)
     async with RunHost(stores, executors=executors(), services={"memory": stores.memories}) as host:

@@ -194,7 +194,7 @@ async def test_graphs_inside_each_other_are_bounded() -> None:
         await output_of(deep, 1, more=MORE)
 
 
-async def test_a_cancel_reaches_what_runs_inside() -> None:
+async def test_a_cancel_reaches_nested_graphs() -> None:
     stuck = Stuck()
     with ExecutionContext() as run:
         running = asyncio.ensure_future(
@@ -325,7 +325,7 @@ def test_what_cannot_become_a_list_is_found_before_the_run() -> None:
 # loop
 
 
-async def test_a_loop_runs_on_what_it_came_to_until_its_condition_holds() -> None:
+async def test_a_loop_runs_on_its_previous_result_until_its_condition_holds() -> None:
     events, result = await events_of(around("loop", graph=ADDS, max_iterations=10, until="output >= 5"), 1, more=MORE)
     assert result.outputs["output"].value == 5
     assert [one.data for one in events if one.event_type == "iteration"] == [1, 2, 3, 4]
@@ -383,7 +383,7 @@ def test_a_loop_without_a_bound_is_found_before_the_run() -> None:
 
 
 @pytest.mark.parametrize(("type", "data"), [("subgraph", {}), ("loop", {"max_iterations": 3}), ("map", {})])
-async def test_time_that_is_used_up_stops_what_runs_inside_and_nothing_else(type: str, data: Json) -> None:
+async def test_an_exceeded_time_limit_stops_the_nested_graph_and_nothing_else(type: str, data: Json) -> None:
     stuck = Stuck()
     with ExecutionContext(input=[1]) as run:
         document = around(type, graph=works("stuck"), budget={"max_time_s": 0.1}, **data)

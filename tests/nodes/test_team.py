@@ -70,7 +70,7 @@ async def test_a_routing_lead_retries_after_an_error_and_answers_itself_without_
 
 
 @pytest.mark.parametrize("mode", ["coordinate", "route", "parallel"])
-async def test_an_answer_of_a_lead_that_came_to_its_limit_is_not_whole(mode: str) -> None:
+async def test_an_answer_truncated_by_the_limit_of_the_lead_is_incomplete(mode: str) -> None:
     services = models(ModelResponse("Hel", usage=Usage(1, 1), finish_reason="length"))
     _, result = await events_of(team(model="lead", mode=mode), "Hello", services=services)
     assert result.outputs["output"] == PartialValue("text", "Hel", "length")

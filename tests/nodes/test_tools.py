@@ -98,7 +98,7 @@ async def test_a_graph_tool_that_fails_or_uses_up_its_budget_is_a_tool_error() -
     assert output.startswith("stopped: ")
 
 
-async def test_what_the_graph_of_a_tool_does_counts_for_the_agent_that_calls_it() -> None:
+async def test_the_calls_in_the_graph_of_a_tool_count_for_the_agent_that_calls_it() -> None:
     document = linked(GRAPH_TOOL, link=["height.tool > a.tools"])
     document["nodes"][0]["data"]["budget"] = {"max_steps": 3}
     with pytest.raises(BudgetExceededError, match="of the 3 steps of 'a' used"):

@@ -254,7 +254,7 @@ def test_a_stop_frees_a_caller_and_breaks_its_connection_over_tls(
     assert run.balance.held_nanos == 0
 
 
-# Through a proxy, which most libraries are told of by the environment.
+# Through a proxy, which most libraries find in the environment.
 
 
 def proxied_urllib3(url: str, body: Any, proxy: str) -> bytes:

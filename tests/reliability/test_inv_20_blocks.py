@@ -318,7 +318,7 @@ async def test_processes_that_set_budget_aside_and_are_killed_never_pass_the_cei
                     await asyncio.sleep(0.01)
                 program.kill()
                 await asyncio.to_thread(program.wait)
-                for key in await ledger.held(f"w{killed}-"):  # whoever takes its runs over
+                for key in await ledger.held(f"w{killed}-"):  # as the worker that takes over its runs does
                     await ledger.leave_unresolved(key)
             codes = [await asyncio.to_thread(program.wait) for program in programs]
             errors_of = [await asyncio.to_thread(program.stderr.read) for program in programs]

@@ -86,7 +86,7 @@ def test_a_bill_may_be_more_than_its_hold_and_is_counted() -> None:
             run.llm(lambda: "more", cost_hint_usd=0.01)
 
 
-def test_a_halted_run_goes_on_after_its_bills_are_resolved() -> None:
+def test_a_halted_run_continues_after_its_bills_are_resolved() -> None:
     with contain(max_cost_usd="0.30") as run:
         call_id = lose(run)
         with pytest.raises(Exception, match=r"\$0\.25 unresolved of the \$0\.30"):

@@ -68,6 +68,14 @@ async def test_an_invalid_id_is_described_in_words_in_every_place() -> None:
         assert "pattern" in name["message"], "of other patterns there are no such words"
 
 
+async def test_the_reason_of_an_invalid_value_is_a_sentence_of_ours() -> None:
+    async with served() as server, server.client("ann") as ann:
+        refused = await ann.post("/api/runs", json={"graph_id": "g", "limits": {"max_cost_usd": -1}})
+    assert refused.json()["error"]["message"] == (
+        "$.limits.max_cost_usd: must be a finite, non-negative number of US dollars below one billion"
+    )
+
+
 ODD = {**ECHO, "edges": [{"id": "e", "source": "in"}]}
 DRAFT = {"nodes": [*ECHO["nodes"], node("odd", "unheard-of")], "edges": ECHO["edges"]}
 LONG = {"content": "x" * 10, "limits": {"max_steps": 51}}

@@ -75,7 +75,7 @@ async def test_a_completion_within_other_limits_is_a_conflict() -> None:
         for same in (limits, {"max_cost_usd": 2.5}, None):
             assert await completed(client, [see()], limits=same) == "See?"
         for wrong in ({"max_cost_usd": 2}, {**limits, "max_steps": 40}):
-            with pytest.raises(openai.ConflictError, match="another limits"):
+            with pytest.raises(openai.ConflictError, match="its limits"):
                 await completed(client, [see()], limits=wrong)
         assert await ran_once(served)
 

@@ -573,7 +573,7 @@ async def test_a_follower_of_a_run_that_was_taken_over_reads_what_the_other_host
         taken = await server.stores.runs.claim("other", now_ms=10**14, lease_ms=10**6, run_id=run.id)
         assert taken is not None
         seen = await server.stores.events.last_seq(run.id)
-        await server.stores.events.append(run.id, taken.epoch, [HostedEvent(seen + 1, 0, "said", {})])
+        await server.stores.events.append(run.id, taken.epoch, [HostedEvent(seen + 1, 0, "progress", {})])
         assert await logs.events.wait(run.id, seen, 5)
         assert [event.seq for event in await logs.events.read(run.id, seen)] == [seen + 1]
         server.gate.opened.set()

@@ -10,7 +10,7 @@ from penstock.clock import Clock
 from penstock.testing import ManualClock
 
 
-def test_it_is_a_clock_and_stands_still_by_itself() -> None:
+def test_it_is_a_clock_and_does_not_advance_by_itself() -> None:
     clock: Clock = ManualClock(start_ns=5, wall_start_ns=7)
     assert [(clock.monotonic_ns(), clock.time_ns()) for _ in range(2)] == [(5, 7), (5, 7)]
 

@@ -49,7 +49,7 @@ def test_without_the_variable_no_process_is_killed() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "node.started:0", "node.started:x", "node.started:-1", ":1"])
-def test_a_point_that_is_none_is_refused(wrong: str) -> None:
+def test_an_unknown_failpoint_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidValue, match="crash point"):
         crash_points.arm(wrong)
     assert failpoints.hook is None

@@ -29,7 +29,7 @@ BEFORE: tuple[FaultKind, ...] = ("busy", "full", "readonly", "io", "gone")
 async def test_a_fault_comes_before_anything_was_done(kind: FaultKind) -> None:
     runs = MemoryRunStore()
     faulty = FaultyStore(runs, kind)
-    with pytest.raises(StoreUnavailable, match=r"MemoryRunStore\.add: .*ask again"):
+    with pytest.raises(StoreUnavailable, match=r"MemoryRunStore\.add: .*try again"):
         await faulty.add(RUN)
     assert await runs.count() == 0
     assert (faulty.calls, faulty.hit) == (1, "add")
@@ -64,7 +64,7 @@ async def test_without_a_number_nothing_fails_and_calls_are_counted() -> None:
     assert (faulty.calls, faulty.hit) == (3, None)
 
 
-async def test_what_the_store_itself_raises_is_raised_and_counted() -> None:
+async def test_errors_of_the_store_itself_are_raised_and_counted() -> None:
     faulty = FaultyStore(MemoryRunStore(), "write-then-timeout", at=2)
     for _ in range(2):
         with pytest.raises(KeyError):

@@ -299,7 +299,7 @@ def test_a_behaviour_costs_on_the_wire_what_it_costs_in_process(behaviour: Behav
     )
 
 
-def test_a_rate_limit_says_when_to_come_back() -> None:
+def test_a_rate_limit_has_a_retry_time() -> None:
     with serve(RefuseFree(429, retry_after_s=1.5)) as server, connection(server) as wire:
         response = send(wire, CHAT)
         assert (response.status, response.headers["retry-after"]) == (429, "1.5")
@@ -390,7 +390,7 @@ def test_a_caller_who_goes_away_is_noticed_while_the_server_hangs(streams: bool,
     assert (line.output_tokens, line.outcome) == (10, "cut off")
 
 
-def test_a_provider_that_stops_generating_bills_what_it_has_streamed() -> None:
+def test_a_provider_that_stops_generating_bills_the_streamed_output() -> None:
     with serve(Say("x" * 40, then=Hang(after=3)), keeps_generating=False) as server:
         with connection(server) as wire:
             response = send(wire, CHAT, stream=True)

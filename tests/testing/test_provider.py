@@ -64,7 +64,7 @@ def ask_async(fake: FakeProvider, **options: Any) -> Any:
 
 @pytest.mark.parametrize("door", [ask, ask_async])
 @pytest.mark.parametrize(("behaviour", "error", "cost_nanos"), CASES, ids=lambda case: repr(case)[:50])
-def test_each_behaviour_raises_what_it_should_and_costs_what_it_should(
+def test_each_behaviour_raises_its_error_and_costs_its_price(
     behaviour: Behaviour, error: type[BaseException] | None, cost_nanos: int, door: Callable[[FakeProvider], Any]
 ) -> None:
     fake = provider(behaviour)
@@ -78,7 +78,7 @@ def test_each_behaviour_raises_what_it_should_and_costs_what_it_should(
     assert fake.invoice.billed_calls == (cost_nanos > 0)
 
 
-def test_a_refusal_carries_its_status_and_when_to_come_back() -> None:
+def test_a_refusal_carries_its_status_and_retry_time() -> None:
     with pytest.raises(ProviderHTTPError) as refused:
         provider(RefuseFree(429, retry_after_s=1.5)).complete()
     assert refused.value.status_code == 429

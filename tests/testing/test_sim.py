@@ -70,7 +70,7 @@ def test_a_year_is_reached_although_asyncio_waits_a_day_at_most() -> None:
     assert sim_run(main, seed=1) == 365 * 86_400
 
 
-def test_time_stands_still_while_anything_is_ready() -> None:
+def test_time_does_not_advance_while_anything_is_ready() -> None:
     async def main() -> float:
         timer = asyncio.create_task(asyncio.sleep(0.000_001))
         for _ in range(1000):
@@ -206,7 +206,7 @@ def test_a_timer_that_cancels_one_of_the_same_instant_may_come_in_time_or_not() 
     assert ["victim"] in outcomes
 
 
-def test_what_a_callback_held_is_let_go_with_its_turn() -> None:
+def test_objects_of_a_callback_are_released_after_its_turn() -> None:
     class Thing:
         pass
 
@@ -568,7 +568,7 @@ async def test_a_simulation_inside_a_running_loop_is_refused() -> None:
         sim_run(forever, seed=1)
 
 
-def test_what_a_callback_raises_fails_the_run() -> None:
+def test_an_error_of_a_callback_fails_the_run() -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_soon(lambda: 1 // 0)
         await asyncio.sleep(1)
@@ -578,7 +578,7 @@ def test_what_a_callback_raises_fails_the_run() -> None:
     assert "seed=4" in found.value.__notes__[-1]
 
 
-def test_what_a_forgotten_task_raises_fails_the_run() -> None:
+def test_an_error_of_an_unawaited_task_fails_the_run() -> None:
     async def fail() -> None:
         raise LookupError("no listener")
 
@@ -789,7 +789,7 @@ def test_ten_thousand_tasks_each_run_to_their_end() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_or_exit_comes_out_with_its_seed(kind: type[BaseException]) -> None:
+def test_an_interrupt_or_exit_propagates_with_its_seed(kind: type[BaseException]) -> None:
     def leave() -> None:
         raise kind
 

@@ -161,6 +161,6 @@ def test_cells_are_chosen_by_name() -> None:
         (contestant, "resume") for contestant in CONTESTANTS
     }
     assert len(list(chosen([]))) == len(CONTESTANTS) * len(PROBES)
-    for wrong in ("nobody", "agno:nothing"):
+    for wrong in ("unknown", "agno:nothing"):
         with pytest.raises(ValueError, match="one of"):
             chosen([wrong])

@@ -49,7 +49,7 @@ def test_the_fifth_repetition_is_reported_and_no_other() -> None:
     assert reported == [[]] * 4 + [["repeated"]] + [[]] * 35
 
 
-def test_a_repetition_says_what_was_called_and_how_often() -> None:
+def test_a_repetition_names_the_call_and_its_count() -> None:
     (shape,) = calls(DivergenceDetector(repeats=3), ["https://a"] * 3)
     assert shape == Shape(
         "repeated", "tool fetch('https://a')", "tool fetch('https://a') was called 3 times among the last 32 calls"
@@ -63,7 +63,7 @@ def test_repeats_need_not_follow_each_other() -> None:
     assert names(calls(detector, ["a", "b", "c", "a", "d", "e", "a"])) == ["repeated"]
 
 
-def test_what_has_left_the_window_does_not_count() -> None:
+def test_calls_outside_the_window_do_not_count() -> None:
     detector = DivergenceDetector(repeats=3, window=6)
     assert calls(detector, ["a", "b", "c", "a", "d", "e", "a"]) == []
 
@@ -134,7 +134,7 @@ def test_one_call_can_complete_both_shapes() -> None:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=60), st.integers(2, 4))
-def test_alternation_is_what_the_end_of_the_history_says(history: list[str], alternations: int) -> None:
+def test_alternation_is_detected_at_the_end_of_the_history(history: list[str], alternations: int) -> None:
     detector = DivergenceDetector(repeats=None, alternations=alternations)
     reported: set[frozenset[str]] = set()
     for at, one in enumerate(history):
@@ -313,7 +313,7 @@ def test_the_rate_itself_may_be_reached() -> None:
     assert spends(detector, (1, 1, 1)) == [["spend_rate", "token_rate"]]
 
 
-def test_what_is_older_than_a_minute_no_longer_counts() -> None:
+def test_spending_older_than_a_minute_does_not_count() -> None:
     detector = DivergenceDetector(tokens_per_minute=100)
     assert spends(detector, (0, 0, 60), (30, 0, 40), (60, 0, 60), (89, 0, 1)) == [[], [], [], ["token_rate"]]
 
@@ -377,7 +377,7 @@ def test_a_long_text_is_not_kept() -> None:
     assert sys.getrefcount(text) == before
 
 
-def test_only_so_many_signatures_are_remembered_and_the_oldest_is_forgotten() -> None:
+def test_the_number_of_remembered_signatures_is_bounded_and_the_oldest_is_dropped() -> None:
     detector = DivergenceDetector(repeats=2, alternations=None)
     assert len(calls(detector, (at // 2 for at in range(2 * divergence.MAX_REPORTED)))) == divergence.MAX_REPORTED
     assert calls(detector, [0, 0]) == []

@@ -154,9 +154,7 @@ def test_a_start_event_has_what_began_and_where(clock: ManualClock) -> None:
 @pytest.mark.parametrize(
     ("kind", "event_class"), [("llm", ModelCallTrace), ("tool", ToolCallTrace), ("system", CallEnded)]
 )
-def test_an_end_event_has_how_it_ended_and_what_it_cost(
-    kind: Any, event_class: type[CallEnded], clock: ManualClock
-) -> None:
+def test_an_end_event_has_the_outcome_and_the_cost(kind: Any, event_class: type[CallEnded], clock: ManualClock) -> None:
     graph = ExecutionGraph("run", clock=clock)
     node = graph.begin_node(graph.create_root("agent"), kind, "work", model="m")
     graph.increment_retries(node)

@@ -249,7 +249,7 @@ def test_a_call_under_an_unknown_parent_is_refused_by_name(unknown: str) -> None
 
 @pytest.mark.requirement("G-3")
 @pytest.mark.parametrize("unknown", [None, 1, b"n000001", ("n000001",), object])
-def test_what_is_no_id_at_all_is_an_unknown_parent_too(unknown: Any) -> None:
+def test_a_malformed_id_is_an_unknown_parent_too(unknown: Any) -> None:
     graph, _ = rooted()
     with pytest.raises(KeyError):
         graph.begin_node(unknown, "tool", "step")
@@ -311,7 +311,7 @@ def test_a_node_has_these_fifteen_fields(clock: ManualClock) -> None:
 
 
 @pytest.mark.requirement("G-5")
-def test_what_is_not_known_yet_is_none(clock: ManualClock) -> None:
+def test_figures_that_are_not_known_yet_are_none(clock: ManualClock) -> None:
     graph, root = rooted(clock=clock)
     node = node_of(graph, graph.begin_node(root, "tool", "search"))
     assert [node[name] for name in ("end_ts_ms", "tokens_in", "tokens_out", "stop_reason", "error_class")] == [None] * 5
@@ -435,7 +435,7 @@ NO_COUNTS = [float("nan"), 1.0, 1.5, -1, True, "5", [1], 10**5_000]
 
 @pytest.mark.requirement("G-5")
 @pytest.mark.parametrize("cost", NO_COSTS, ids=repr)
-def test_what_is_no_amount_of_money_is_refused_by_name(cost: Any) -> None:
+def test_an_invalid_amount_of_money_is_refused_by_name(cost: Any) -> None:
     graph, root = rooted()
     node = graph.begin_node(root, "llm", "ask")
     with pytest.raises(InvalidValue, match="cost_usd"):
@@ -451,7 +451,7 @@ def test_what_is_no_amount_of_money_is_refused_by_name(cost: Any) -> None:
 @pytest.mark.requirement("G-5")
 @pytest.mark.parametrize("field", ["tokens_in", "tokens_out"])
 @pytest.mark.parametrize("count", NO_COUNTS, ids=lambda count: "huge" if count == 10**5_000 else repr(count))
-def test_what_is_no_number_of_tokens_is_refused_by_name(field: str, count: Any) -> None:
+def test_an_invalid_number_of_tokens_is_refused_by_name(field: str, count: Any) -> None:
     graph, root = rooted()
     node = graph.begin_node(root, "llm", "ask")
     with pytest.raises(InvalidValue, match=field):
@@ -475,7 +475,7 @@ def test_an_unknown_kind_is_refused(kind: Any) -> None:
 
 @pytest.mark.requirement("G-5")
 @pytest.mark.parametrize("wrong", [5, b"text", ["text"], ValueError], ids=repr)
-def test_what_is_to_be_text_is_text(wrong: Any) -> None:
+def test_fields_of_text_accept_only_text(wrong: Any) -> None:
     graph, root = rooted()
     node = graph.begin_node(root, "llm", "ask")
     for field, act in (
@@ -515,7 +515,7 @@ ODD_NAMES = [
 
 @pytest.mark.requirement("G-8")
 @pytest.mark.parametrize("name", ODD_NAMES, ids=lambda name: ascii(name[:8]))
-def test_any_text_is_a_name_and_comes_back_as_it_was(name: str) -> None:
+def test_any_text_is_a_valid_name_and_is_returned_unchanged(name: str) -> None:
     graph, root = rooted()
     node = graph.begin_node(root, "llm", name, model=name, metadata={name: name})
     graph.mark_failure(node, name, name)
@@ -648,7 +648,7 @@ def test_a_snapshot_is_json_and_says_when_and_for_which_seq_it_is_true(clock: Ma
 
 
 @pytest.mark.requirement("G-8")
-def test_a_snapshot_does_not_change_when_the_graph_or_what_it_was_given_does() -> None:
+def test_a_snapshot_does_not_change_with_the_graph_or_its_arguments() -> None:
     nested: dict[str, Any] = {"list": [1], "deep": {"a": [{"b": 1}]}}
     graph, root = rooted()
     node = graph.begin_node(root, "llm", "ask", metadata=nested)
@@ -678,7 +678,7 @@ def test_changing_a_snapshot_does_not_change_the_graph() -> None:
 
 
 @pytest.mark.requirement("G-8")
-def test_metadata_is_what_it_was_when_the_call_began_save_for_what_is_nested() -> None:
+def test_metadata_is_copied_when_the_call_begins() -> None:
     given_by_caller = {"a": 1}
     graph, root = rooted()
     node = graph.begin_node(root, "llm", "ask", metadata=given_by_caller)
@@ -757,7 +757,7 @@ def test_reading_ten_thousand_calls_keeps_writers_out_for_less_than_five_ms(read
 
 @pytest.mark.requirement("G-8")
 @pytest.mark.parametrize("rooted_before", [True, False])
-def test_what_is_written_while_a_snapshot_is_being_made_is_not_in_it(rooted_before: bool) -> None:
+def test_entries_written_during_a_snapshot_are_not_in_it(rooted_before: bool) -> None:
     lock, clock = WatchedLock(), ManualClock()
     graph = ExecutionGraph("run", lock=lock, clock=clock)  # type: ignore[arg-type]
     open_call = graph.begin_node(graph.create_root("root"), "llm", "ask") if rooted_before else None
@@ -1172,7 +1172,7 @@ def test_looking_up_a_folded_call_says_that_it_was_folded() -> None:
     graph, root = rooted(max_kept=1)
     node = graph.begin_node(root, "tool", "step")
     graph.mark_success(node)
-    with pytest.raises(KeyError, match="'n000002' was folded away"):
+    with pytest.raises(KeyError, match="'n000002' was folded into the totals"):
         graph.begin_node(node, "tool", "below")
     with pytest.raises(KeyError, match="'n000003' does not exist"):
         graph.mark_success("n000003")
@@ -1231,7 +1231,7 @@ def test_a_bill_that_comes_after_its_call_was_folded_is_in_the_folded_sums() -> 
 
 @pytest.mark.requirement("G-11")
 @given(st.integers(1, 6), steps)
-def test_what_is_kept_and_what_is_folded_are_together_everything(cap: int, run: list[tuple[str, int]]) -> None:
+def test_kept_and_folded_calls_add_up_to_all_calls(cap: int, run: list[tuple[str, int]]) -> None:
     bounded, whole = rooted(max_kept=cap, clock=ManualClock())[0], rooted(clock=ManualClock())[0]
     calls: list[tuple[CallRecord, CallRecord]] = [(bounded.root, whole.root)]  # type: ignore[list-item]
     for act, which in run:
@@ -1258,7 +1258,7 @@ def test_what_is_kept_and_what_is_folded_are_together_everything(cap: int, run: 
 
 
 @pytest.mark.requirement("G-11")
-def test_the_log_is_trimmed_and_what_is_gone_is_counted() -> None:
+def test_the_log_is_trimmed_and_dropped_entries_are_counted() -> None:
     graph, root = rooted(max_kept=10)
     for _ in range(5_000):
         graph.mark_success(graph.begin_node(root, "tool", "step"), "0.000000001")

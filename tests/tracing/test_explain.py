@@ -59,7 +59,7 @@ def test_a_small_tree_reads_like_this(clock: ManualClock) -> None:
     ]
 
 
-def test_a_bill_that_came_late_is_shown_with_its_call(clock: ManualClock) -> None:
+def test_a_late_bill_is_shown_with_its_call(clock: ManualClock) -> None:
     graph = ExecutionGraph("run", clock=clock)
     call = graph.call(graph.begin_node(graph.create_root("agent"), "llm", "ask"))
     graph.end(call, clock.monotonic_ns(), "halt", stop_reason="timeout", abandoned=True)
@@ -82,7 +82,7 @@ def test_folded_calls_are_mentioned_where_they_were(clock: ManualClock) -> None:
 
 
 @pytest.mark.requirement("G-11")
-def test_a_call_whose_parent_was_folded_hangs_under_the_nearest_that_is_there(clock: ManualClock) -> None:
+def test_a_call_whose_parent_was_folded_is_below_the_nearest_kept_call(clock: ManualClock) -> None:
     graph = ExecutionGraph("run", clock=clock, max_kept=2)
     root = graph.create_root("agent")
     gone = graph.begin_node(root, "system", "gone")
@@ -97,7 +97,7 @@ def test_a_call_whose_parent_was_folded_hangs_under_the_nearest_that_is_there(cl
 
 
 @pytest.mark.requirement("G-11")
-def test_what_a_context_cost_includes_what_hangs_under_a_folded_call(clock: ManualClock) -> None:
+def test_the_cost_of_a_context_includes_calls_below_a_folded_call(clock: ManualClock) -> None:
     graph = ExecutionGraph("run", clock=clock, max_kept=2)
     root = graph.create_root("agent")
     gone = graph.begin_node(root, "system", "gone")

@@ -321,7 +321,7 @@ async def crash(page: Page) -> None:
     """End the process of a page, as one that has no memory left ends; nothing in it hears of that."""
     session = await page.context.new_cdp_session(page)
     async with page.expect_event("crash"):
-        sent = asyncio.ensure_future(session.send("Page.crash"))  # nobody is left to answer
+        sent = asyncio.ensure_future(session.send("Page.crash"))  # the page is gone: no answer comes
     sent.cancel()
     await asyncio.wait([sent])
 

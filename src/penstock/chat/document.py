@@ -85,7 +85,7 @@ def _refuse_constant(name: str) -> Any:
 def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return found
 
 

@@ -466,7 +466,7 @@ class ChatService:
     def _known(self, chat: ChatRecord, run: RunRecord) -> ChatTurn:
         origin = run.origin
         if (origin.get("kind"), origin.get("chat_id"), run.owner) != (KIND, chat.id, chat.owner):
-            raise RunIdTaken(f"the id {run.id!r} is that of another run; give this one an id of its own")
+            raise RunIdTaken(f"run id {run.id!r} belongs to another run; choose a different one")
         return ChatTurn(
             chat.id, run.id, origin.get("user_message_id"), origin["message_id"], run, self._host, self._answer_of
         )
@@ -607,7 +607,7 @@ def _must_be_with(chat: ChatRecord, wanted: ChatRecord) -> None:
     if chat.owner != wanted.owner:
         raise Conflict(f"chat {chat.id!r} is another owner's; give this one an id of its own")
     if chat.graph_id != wanted.graph_id:
-        raise Conflict(f"chat {chat.id!r} is one with graph {chat.graph_id!r}; leave its id out to begin another")
+        raise Conflict(f"chat {chat.id!r} uses graph {chat.graph_id!r}; omit the id to begin a new chat")
 
 
 def _same_but_unfinished(another: RunIdConflict, origin: Mapping[str, Any]) -> RunRecord:

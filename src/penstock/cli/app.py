@@ -96,4 +96,4 @@ def _sentence(wrong: Exception) -> str:
     message = " ".join(wrong.format_message().split()).replace("Value error, ", "").rstrip(".")  # type: ignore[attr-defined]
     context = getattr(wrong, "ctx", None)
     command = "penstock" if context is None else context.command_path
-    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+    return f"{message[:1].lower()}{message[1:]}{' See' if message.endswith('?') else '; see'} {command} --help"

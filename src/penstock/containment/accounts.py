@@ -1,14 +1,14 @@
 """The arithmetic of limits.
 
-An account is one budget: its ceilings, and what was taken from it. Accounts form a tree. A hold takes the worst case
-of one call from its account and from every ancestor in one pass, or from none of them; later it is settled at what
-the call really cost, released, or left unresolved because the bill is unknown.
+An account is one budget: its ceilings, and what was taken from it. Accounts form a tree. A hold takes the worst case of
+one call from its account and from every ancestor in one pass, or from none of them. Later it is settled at the real
+cost of the call, released, or left unresolved because the bill is unknown.
 
-No locks, no clock: the caller holds the lock of the tree and passes the time. `Ledger` is the safe way in. Every change
-is made at all levels or at none, also if a signal handler raises in the middle of it.
+No locks, no clock: the caller holds the lock of the tree and passes the time. `Ledger` is the thread-safe interface.
+Every change is made at all levels or at none, even if a signal handler raises in the middle of it.
 
 What holds at every moment, at every level: committed = spent + held + unresolved, and admission never lets `committed`,
-`steps_taken`, `tokens_committed` or `api_calls` pass its ceiling.
+`steps_taken`, `tokens_committed` or `api_calls` exceed its ceiling.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.stops import Stop, StopReason
 HoldState = Literal["held", "settled", "released", "withdrawn", "unresolved"]
 
 Unit = Literal["usd", "tokens"]
-"""What a call may do with less of."""
+"""The units of which a call may request less."""
 
 HOLD_TRANSITIONS: dict[HoldState, frozenset[HoldState]] = {
     "held": frozenset({"settled", "released", "withdrawn", "unresolved"}),
@@ -51,7 +51,7 @@ FIGURES = (
     "api_calls",
     "retries",
 )
-"""What is counted of an account, and so of every one above it."""
+"""The figures of an account, which are also counted at every ancestor."""
 
 
 class Account:
@@ -99,7 +99,7 @@ class Account:
         self.held = 0
         self.unresolved = 0
         self.steps_taken = 0
-        """Slots of calls that are under way or have succeeded: every attempt takes one, what fails gives it back."""
+        """Slots of calls that are in progress or have succeeded: every attempt takes one, a failure returns it."""
         self.steps_done = 0
         self.steps_given_back = 0
         self.tokens_committed = 0
@@ -113,17 +113,17 @@ class Account:
 
     @property
     def steps_open(self) -> int:
-        """Slots of calls that are under way."""
+        """Slots of calls in progress."""
         return self.steps_taken - self.steps_done
 
     @property
     def attempts(self) -> int:
-        """Calls that were let through, whatever came of them."""
+        """Number of admitted calls, whatever their outcome."""
         return self.steps_taken + self.steps_given_back
 
 
 def set_limits(account: Account, limits: Limits) -> None:
-    """Give the account these ceilings from now on; what was taken stays taken."""
+    """Replace the ceilings of the account; what was taken stays taken."""
     try:
         _write_limits(account, limits)
     except BaseException:  # from a signal handler: all ceilings are written before it passes
@@ -142,18 +142,18 @@ def _write_limits(account: Account, limits: Limits) -> None:
 
 
 def count_own_step(account: Account, counts: bool) -> None:
-    """Say whether the step that the account belongs to takes one of its steps, or only what runs inside that step.
+    """Set whether the step that owns the account takes one of its steps, or only the calls inside that step do.
 
-    A ceiling of no steps refuses the step itself either way.
+    A ceiling of zero steps refuses the step itself in both cases.
     """
     steps = account.limits.steps
     account.max_steps = steps if counts or not 0 < steps < UNLIMITED else steps + 1
 
 
 class Taken:
-    """What one call has taken from its account and all ancestors; `take` fills it in.
+    """The amounts that one call has taken from its account and all ancestors; `take` fills them in.
 
-    A call on its way is one of these itself: that is one object less for each of them.
+    A call in progress is a subclass of this, which saves one object for each call.
     """
 
     __slots__ = ("_account", "_held_api_calls", "_held_cost", "_held_tokens", "_state")
@@ -166,12 +166,12 @@ class Taken:
 
     @property
     def state(self) -> HoldState | None:
-        """What became of it; None if nothing was ever taken."""
+        """State of the hold; None if nothing was taken."""
         return getattr(self, "_state", None)
 
 
 class Hold(Taken):
-    """What one call has taken from its account and all ancestors, until it is settled."""
+    """The amounts that one call has taken from its account and all ancestors, until they are settled."""
 
     __slots__ = ()
 
@@ -184,7 +184,7 @@ class Hold(Taken):
 
     @property
     def account(self) -> Account:
-        """The account it was taken from, and with it from every one above."""
+        """The account it was taken from, and with it from every ancestor."""
         return self._account
 
     @property
@@ -199,14 +199,16 @@ class Hold(Taken):
 
     @property
     def api_calls(self) -> int:
-        """Calls of a model."""
+        """Number of model calls."""
         return self._held_api_calls
 
 
 def hold(
     account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False
 ) -> Hold | Stop:
-    """Take the worst case of one call from the account and every ancestor, or say what refuses; see `take`."""
+    """Take the worst case of one call from the account and every ancestor, or return the stop that refuses it; see
+    `take`.
+    """
     held = object.__new__(Hold)  # `take` fills it in
     try:
         return take(held, account, cost, tokens, api_calls, now_ns, retry_drawn) or held
@@ -219,13 +221,13 @@ def hold(
 def take(
     into: Taken, account: Account, cost: int, tokens: int, api_calls: int, now_ns: int, retry_drawn: bool = False
 ) -> Stop | None:
-    """Take a step slot, `cost`, `tokens` and `api_calls` from the account and every ancestor, or say what refuses.
+    """Take a step slot, `cost`, `tokens` and `api_calls` from the account and every ancestor, or return the stop.
 
-    What was taken is written into `into`. A used-up retry budget refuses everything except the attempt its last retry
-    was drawn for.
+    The amounts are written into `into`. An exhausted retry budget refuses everything except the attempt for which its
+    last retry was drawn.
 
-    The outermost account takes it first. If a signal handler raises before that, no level takes it; after that, the
-    levels below finish before they let the error pass.
+    The outermost account is written first. If a signal handler raises before that, no level takes anything; after that,
+    the other levels are completed before the error propagates.
     """
     # A budget that is used up refuses even what seems to cost nothing, so the least that must be left is one unit.
     if (
@@ -274,10 +276,10 @@ def take(
 def settle(
     held: Taken, cost: int, tokens_in: int, tokens_out: int, succeeded: bool, account: Account | None = None
 ) -> None:
-    """Replace the hold by what the call really used, at every level. A failure gives its step slot back.
+    """Replace the hold by the real usage of the call, at every level. A failure returns its step slot.
 
-    A call that was left unresolved has given its slot back already: settling its bill later takes none, success or not.
-    `account` is for the levels above.
+    A call that was left unresolved has returned its slot already: settling its bill later takes none, successful or
+    not. `account` is for the ancestors.
     """
     if held._state != "held" or not succeeded:
         _settle_otherwise(held, cost, tokens_in, tokens_out)
@@ -319,7 +321,7 @@ def settle(
 
 
 def _settle_otherwise(held: Taken, cost: int, tokens_in: int, tokens_out: int) -> None:
-    """Settle a call that has failed, or whose bill was open."""
+    """Settle a call that has failed, or whose bill was unresolved."""
     tokens, more, more_tokens = held._held_tokens, cost - held._held_cost, tokens_in + tokens_out - held._held_tokens
     if held._state == "held":
         rest = 0, -1, 0, 1, more_tokens, -tokens, 0, tokens_in, tokens_out
@@ -356,10 +358,11 @@ def _change(
     api_calls: int = 0,
     retries: int = 0,
 ) -> None:
-    """Add this to the figures of the account and of every ancestor, and set the state of the hold: all, or nothing.
+    """Add these amounts to the figures of the account and of every ancestor, and set the state of the hold: all, or
+    nothing.
 
     A signal handler may raise between any two instructions. So the new figures are computed first; once the first one
-    is written, an interruption writes all of them before it is passed on.
+    is written, an interruption writes all of them before it propagates.
     """
     after = []
     level: Account | None = account
@@ -395,7 +398,7 @@ def _change(
 
 
 def _write(after: list[Any]) -> None:
-    """Write figures that were computed before; in the order of FIGURES."""
+    """Write computed figures, in the order of FIGURES."""
     level: Account
     for (  # assigned from left to right: a level, then its figures
         level,  # noqa: B007
@@ -417,10 +420,10 @@ def _write(after: list[Any]) -> None:
 
 
 def shrink(held: Taken, cost: int, tokens: int) -> None:
-    """The call, which has not begun, does with less than it took; it was to be held, and to be no more than that."""
+    """Reduce the hold of a call that has not begun to at most its current amounts."""
     less_cost, less_tokens = held._held_cost - cost, held._held_tokens - tokens
     if held._state != "held" or less_cost < 0 or less_tokens < 0:
-        raise LedgerError(f"a hold that is {held._state} cannot be made to be of {cost} and {tokens} tokens")
+        raise LedgerError(f"a hold that is {held._state} cannot be changed to {cost} and {tokens} tokens")
     given_back = object.__new__(Hold)
     try:
         _change(held._account, given_back, "held", -less_cost, -less_cost, 0, 0, 0, 0, -less_tokens, -less_tokens)
@@ -430,17 +433,17 @@ def shrink(held: Taken, cost: int, tokens: int) -> None:
 
 
 def release(held: Taken) -> None:
-    """The call failed and is known to have cost nothing."""
+    """Release the hold of a call that failed and is known to have cost nothing."""
     _give_back(held, "released", ran=True)
 
 
 def withdraw(held: Taken) -> None:
-    """The call never ran: everything it had taken is given back, its attempt too."""
+    """Withdraw the hold of a call that never ran: everything it had taken is returned, its attempt too."""
     _give_back(held, "withdrawn", ran=False)
 
 
 def leave_unresolved(held: Taken) -> None:
-    """The call is over and its bill is unknown: the hold stays taken until it is settled or released."""
+    """Keep the hold of an ended call whose bill is unknown, until it is settled or released."""
     _check_way(held, "unresolved")
     cost, tokens = held._held_cost, held._held_tokens
     _change(held._account, held, "unresolved", 0, -cost, cost, -1, 0, 1, 0, -tokens, tokens)
@@ -456,19 +459,19 @@ def charge(
     retries: int = 0,
     charged: Taken | None = None,
 ) -> None:
-    """Count what was spent and done outside any hold; it may pass a ceiling, and then nothing more starts.
+    """Count usage outside of any hold; it may exceed a ceiling, and then nothing more starts.
 
-    `charged`, if passed, is settled by it: a handler that finishes an interrupted change sees whether this was done.
+    `charged`, if passed, is settled by it: a handler that completes an interrupted change sees whether this was done.
     """
     tokens, counted = tokens_in + tokens_out, (tokens_in, tokens_out, api_calls, retries)
     _change(account, charged, "settled", cost, 0, 0, steps, steps, 0, tokens, 0, 0, *counted)
 
 
 def put_under(account: Account, parent: Account) -> None:
-    """Count what the account has taken, and takes from now on, at `parent` and above it as well.
+    """Count what the account has taken, and takes from now on, at `parent` and its ancestors as well.
 
-    The account is not above `parent`, and what it was under is: nothing that was counted anywhere is taken back. As a
-    charge does, it may pass a ceiling.
+    The account must not be an ancestor of `parent`, and its previous parent must be one: nothing that was counted is
+    removed anywhere. Like a charge, it may exceed a ceiling.
     """
     already = levels_of(account)
     after = [
@@ -486,7 +489,7 @@ def put_under(account: Account, parent: Account) -> None:
 
 
 def draw_retry(account: Account) -> bool:
-    """Take one from the retry budget of every level; False, and nothing is taken, if one of them has none left."""
+    """Draw one retry at every level; return False, and draw nothing, if a level has none left."""
     level: Account | None = account
     while level is not None:
         if level.retries >= level.max_retries:
@@ -497,22 +500,22 @@ def draw_retry(account: Account) -> bool:
 
 
 def cost_left(account: Account) -> int:
-    """The largest cost that could be held if all holds came free, in nano-dollars."""
+    """Return the largest cost that could be held if all holds were released, in nano-dollars."""
     return max(0, min(map(_cost_left_here, levels_of(account))))
 
 
 def has_cost_limit(account: Account) -> bool:
-    """Whether the account or an ancestor has a ceiling of money."""
+    """Whether the account or an ancestor has a limit on cost."""
     return any(level.max_cost < UNLIMITED for level in levels_of(account))
 
 
 def tokens_left(account: Account) -> int:
-    """The most tokens that could be held if all holds came free."""
+    """Return the largest number of tokens that could be held if all holds were released."""
     return max(0, min(map(_tokens_left_here, levels_of(account))))
 
 
 def tightest(account: Account, unit: Unit) -> Account:
-    """The level that has least left of it; of several, the nearest."""
+    """Return the level with the smallest rest of the unit; of several, the nearest."""
     return min(levels_of(account), key=_cost_left_here if unit == "usd" else _tokens_left_here)
 
 
@@ -525,14 +528,14 @@ def _tokens_left_here(level: Account) -> int:
 
 
 def reached(level: Account, unit: Unit) -> Stop:
-    """The stop of a ceiling that left a call less than it wanted, by what is used of it now."""
+    """Return the stop of a ceiling that left a call less than it requested, with the current usage."""
     return _cost_stop(level, 0) if unit == "usd" else _token_stop(level, 0)
 
 
 def used_up(account: Account, now_ns: int, retry_drawn: bool = False) -> Stop | None:
-    """What refuses anything more, in the order cost, steps, retries, time, tokens, api calls.
+    """Return the stop that refuses any further call, in the order cost, steps, retries, time, tokens, api calls.
 
-    The nearest level first.
+    The nearest level comes first.
     """
     return next(iter(_used_up(levels_of(account), now_ns, retry_drawn)), None)
 
@@ -554,7 +557,7 @@ def refusal(account: Account, cost: int, tokens: int, api_calls: int, now_ns: in
 
 
 def fits_alone(account: Account, cost: int, tokens: int) -> bool:
-    """Whether so much fits, at every level, beside what is spent and unresolved: if all holds came free."""
+    """Whether these amounts would fit at every level if all holds of calls in progress were released."""
     for level in levels_of(account):
         tokens_kept = level.tokens_committed - level.tokens_held
         if (
@@ -566,7 +569,7 @@ def fits_alone(account: Account, cost: int, tokens: int) -> bool:
 
 
 def without_room(account: Account, cost: int, tokens: int) -> list[Account]:
-    """Return the levels that have no room for so much now."""
+    """Return the levels that have no room for these amounts now."""
     return [
         level
         for level in levels_of(account)
@@ -575,12 +578,12 @@ def without_room(account: Account, cost: int, tokens: int) -> list[Account]:
 
 
 def is_under(account: Account, above: Account) -> bool:
-    """Whether what `account` takes is taken from `above` too."""
+    """Whether `above` is the account itself or an ancestor of it."""
     return above in levels_of(account)
 
 
 def refusing(account: Account, stop: Stop) -> Account | None:
-    """The level that the stop came from; budgets may share a name, so its ceiling has to be the one the stop names."""
+    """Return the level of the stop; budgets may share a name, so its ceiling must be the one in the stop."""
     for level in levels_of(account):
         if level.name == stop.budget and level.limits.in_unit(stop.unit or "") == stop.limit:
             return level
@@ -632,7 +635,7 @@ def _time_used_up(level: Account, now_ns: int) -> Stop | None:
 
 
 def timeout_stop(name: str, limit_ns: int, elapsed_ns: int) -> Stop:
-    """The stop of a deadline: whose it is, how long it was, when it was noticed."""
+    """Return the stop of a deadline: its owner, its length, and when it was noticed."""
     limit, elapsed = limit_ns / NANOS_PER_USD, elapsed_ns / NANOS_PER_USD
     message = f"{elapsed:.3f} s elapsed of the {limit:g} s of {name!r}"
     return Stop(StopReason.TIMEOUT, message, budget=name, unit="seconds", limit=limit, used=elapsed)
@@ -678,7 +681,7 @@ def _count_stop(
 
 
 def _check_way(held: Taken, to: HoldState) -> None:
-    """Raise LedgerError unless the hold may get into that state."""
+    """Raise LedgerError unless the hold may change to that state."""
     if to not in HOLD_TRANSITIONS[held._state]:
         raise LedgerError(f"a hold that is {held._state} cannot become {to}")
 
@@ -696,7 +699,7 @@ def _give_back(held: Taken, to: HoldState, ran: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """One account at one moment: every figure belongs to the same instant."""
+    """The figures of one account, all from the same instant."""
 
     name: str
     limits: Limits
@@ -732,28 +735,28 @@ class Balance:
 
     @property
     def spent_usd(self) -> float:
-        """What was really spent, in US dollars."""
+        """The amount spent, in US dollars."""
         return to_usd(self.spent_nanos)
 
     @property
     def held_usd(self) -> float:
-        """What calls under way hold, in US dollars."""
+        """The amount held by calls in progress, in US dollars."""
         return to_usd(self.held_nanos)
 
     @property
     def unresolved_usd(self) -> float:
-        """What calls with an unknown bill still hold, in US dollars."""
+        """The amount still held by calls with an unknown bill, in US dollars."""
         return to_usd(self.unresolved_nanos)
 
 
 class _Unfrozen:
-    """A Balance that is being filled in, and then becomes one: to write what is frozen takes four times as long."""
+    """A Balance that is being filled in, and then becomes one: writing frozen fields takes four times as long."""
 
     __slots__ = tuple(one.name for one in fields(Balance))
 
 
 def balance(account: Account) -> Balance:
-    """The account's figures now."""
+    """Return the current figures of the account."""
     made: Any = _Unfrozen()
     made.name = account.name
     made.limits = account.limits

@@ -1,19 +1,19 @@
-"""When to stop asking a provider that fails, and when to ask again.
+"""Circuit breakers: when to stop calling a failing provider, and when to try again.
 
-A circuit is closed while calls pass, open while none does, and half open while a counted few probe whether the
-provider has recovered. `TRANSITIONS` is the whole machine. One breaker may serve every run and every thread that uses a
-provider. It neither makes calls nor waits; time comes in through a clock.
+A circuit is closed while calls pass, open while none does, and half open while a limited number of probes test whether
+the provider has recovered. `TRANSITIONS` is the whole state machine. One breaker may serve every run and every thread
+that uses a provider. It neither makes calls nor waits; time comes in through a clock.
 
-A call may end long after it was let through, when the circuit has moved on: its success says nothing about a circuit
-that opened meanwhile, its failure is no verdict on a recovery it was not part of. So each answer of `check` that lets a
-call pass carries a permit. All calls of one closed period share a permit; every probe has its own. A result counts only
-if its permit belongs to the present state, and a probe's counts once. A result without a permit is taken for one of the
-present state: a closed circuit counts it, an open one ignores it, a half-open one takes it for the oldest probe's. If
-no probe is out, because the caller did not `check`, a half-open circuit takes the result itself for a probe: a failure
-opens it again, a success counts towards closing it.
+A call may end long after it was admitted, when the state of the circuit has changed: its success says nothing about a
+circuit that opened meanwhile, and its failure nothing about a recovery it was not part of. So each admitting `check`
+returns a permit. All calls of one closed period share a permit; every probe has its own. A result counts only if its
+permit belongs to the current state, and that of a probe counts once. A result without a permit is treated as one of the
+current state: a closed circuit counts it, an open one ignores it, a half-open one attributes it to the oldest probe. If
+no probe is in progress, because the caller did not `check`, a half-open circuit treats the result itself as a probe: a
+failure opens it again, a success counts towards closing it.
 
-A probe holds its slot until its result is recorded. A caller that drops a probe without a verdict (cancelled, refused
-further down, abandoned in its thread) calls `record_abandoned`, and the next caller probes instead.
+A probe holds its slot until its result is recorded. A caller that drops a probe without a result (cancelled, refused
+later, abandoned in its thread) calls `record_abandoned`, and the next caller probes instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 
 
 class CircuitState(StrEnum):
-    """Whether calls pass: all, none, or a counted few."""
+    """Which calls pass: all, none, or a limited number."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,7 +36,7 @@ class CircuitState(StrEnum):
 
 
 class Trigger(StrEnum):
-    """What moves a circuit from one state to the next."""
+    """What changes the state of a circuit."""
 
     THRESHOLD_REACHED = "threshold_reached"
     RECOVERY_TIME_PASSED = "recovery_time_passed"
@@ -64,7 +64,7 @@ TRANSITIONS: Mapping[CircuitState, Mapping[Trigger, CircuitState]] = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy knows of the run that calls it."""
+    """The data of a run for a policy that it calls."""
 
     cost_usd: float = 0.0
     step_count: int = 0
@@ -73,18 +73,18 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """Whether a call may go ahead; if not, why not and when to ask again."""
+    """Whether a call may proceed; if not, the reason and when to try again."""
 
     allowed: bool
     policy_type: str = "circuit_breaker"
     reason: str = ""
     permit: int | None = None
-    """Goes back with the result of the call, so that a late result is known for one."""
+    """Passed back with the result of the call, so that a late result is recognized."""
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitSnapshot:
-    """A circuit at one moment."""
+    """The state of a circuit at one moment."""
 
     name: str
     state: CircuitState
@@ -117,9 +117,11 @@ class CircuitBreaker:
         self._lock = Lock()
         self._state = CircuitState.CLOSED
         self._failures = 0
-        """In a row. Zero exactly when closed with nothing to reset: what `record_success` reads without the lock."""
+        """Failures in a row. Zero exactly when closed with nothing to reset: `record_success` reads it without the
+        lock.
+        """
         self._passing: PolicyDecision | None = None
-        """The answer to every `check` while closed, None otherwise: what `check` reads without the lock."""
+        """The answer to every `check` while closed, None otherwise: `check` reads it without the lock."""
         self._last_permit = 0
         self._probes_out: set[int] = set()
         """The permits of probes without a result; empty unless half open."""
@@ -130,26 +132,28 @@ class CircuitBreaker:
 
     @property
     def name(self) -> str:
-        """What the circuit stands in front of, as its reasons call it."""
+        """The name of the protected provider, for reasons."""
         return self._name
 
     @property
     def state(self) -> CircuitState:
-        """The state the next `check` would find: half open as soon as the recovery time has passed."""
+        """The state that the next `check` would find: half open as soon as the recovery time has passed."""
         with self._lock:
             return self._state_now()
 
     def check(self, context: PolicyContext | None = None) -> PolicyDecision:
-        """Whether a call may go ahead now. One that may must be followed by exactly one `record_…`, with its permit."""
+        """Return whether a call may proceed now. An admitted call must be followed by exactly one `record_…`, with its
+        permit.
+        """
         return self._passing or self._check_with_lock()
 
     def record_success(self, permit: int | None = None) -> None:
-        """The call went well: failures are no longer in a row; the last probe needed closes the circuit."""
+        """Record a success: the count of failures restarts; the last required probe closes the circuit."""
         if self._failures:
             self._record_success_with_lock(permit)
 
     def record_failure(self, permit: int | None = None) -> None:
-        """The call failed: one more in a row, and the last one bearable opens the circuit; a probe opens it again."""
+        """Record a failure: at the threshold it opens the circuit; a failed probe opens it again."""
         with self._lock:
             if not self._claim(permit):
                 return
@@ -160,17 +164,17 @@ class CircuitBreaker:
                 self._move(Trigger.THRESHOLD_REACHED)
 
     def record_abandoned(self, permit: int | None = None) -> None:
-        """The call ended without a verdict: a probe's slot is free again, nothing else changes."""
+        """Record a call without a result: the slot of a probe is free again, nothing else changes."""
         with self._lock:
             self._claim(permit)
 
     def reset(self) -> None:
-        """Close the circuit by hand; results of calls let through before are ignored."""
+        """Close the circuit manually; results of calls admitted before are ignored."""
         with self._lock:
             self._move(Trigger.RESET)
 
     def snapshot(self) -> CircuitSnapshot:
-        """All figures of this moment, consistent with each other."""
+        """Return all figures of this moment, consistent with each other."""
         with self._lock:
             state = self._state_now()
             waiting_ns = self._retry_at_ns - self._clock.monotonic_ns()
@@ -211,7 +215,7 @@ class CircuitBreaker:
                 self._move(Trigger.PROBES_SUCCEEDED)
 
     def _claim(self, permit: int | None) -> bool:
-        """Whether a result counts in the present state; a probe's slot is taken back."""
+        """Return whether a result counts in the current state, and free the slot of a probe."""
         if self._passing is not None:
             return permit is None or permit == self._passing.permit
         if permit is None:

@@ -1,7 +1,7 @@
 """Ceilings and measurements.
 
-Limits (`ExecutionConfig`, `Budget`), and what was used (`ResourceUsage`). The ledger compares them.
-None is no limit; 0 is nothing; reaching a limit is fine, starting anything after it is not.
+Limits (`ExecutionConfig`, `Budget`) and usage (`ResourceUsage`). The ledger compares them. None is no limit; 0 allows
+nothing; usage may reach a limit, and nothing starts after that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.money import Usd, format_usd, to_nanos, to_usd
 from penstock.stops import Stop, StopReason
 
 UNLIMITED = 1 << 62
-"""Stands for "no limit" where limits are compared: larger than any count or amount that is accepted."""
+"""Stands for no limit in comparisons: larger than any accepted count or amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every dimension of a ceiling, folded to integers once, so that admission compares and nothing else."""
+    """Every dimension of a ceiling, converted to integers once, so that admission only compares."""
 
     cost_nanos: int = UNLIMITED
     steps: int = UNLIMITED
@@ -33,7 +33,7 @@ class Limits:
     time_ns: int = UNLIMITED
 
     def tighter(self, other: Limits) -> Limits:
-        """The smaller of both in every dimension."""
+        """Return the smaller of both in every dimension."""
         return Limits(
             min(self.cost_nanos, other.cost_nanos),
             min(self.steps, other.steps),
@@ -56,7 +56,7 @@ class Limits:
         return None if self.time_ns == UNLIMITED else self.time_ns / 1_000_000_000
 
     def in_unit(self, unit: str) -> float | None:
-        """The ceiling that a stop of that unit speaks of; None if there is no such unit."""
+        """Return the ceiling for the unit of a stop; None if there is no such unit."""
         return {
             "usd": to_usd(self.cost_nanos),
             "steps": self.steps,
@@ -67,7 +67,7 @@ class Limits:
         }.get(unit)
 
     def as_budget(self) -> Budget:
-        """These ceilings as a Budget; one on retries has no place there."""
+        """Return these ceilings as a Budget, without the limit on retries."""
         return Budget(
             max_tokens=_given(self.tokens),
             max_time_seconds=self.time_s,
@@ -98,7 +98,7 @@ class ExecutionConfig:
         object.__setattr__(self, "_limits", self._compared())
 
     def limits(self) -> Limits:
-        """These ceilings in the form the ledger compares."""
+        """Return these ceilings in the form that the ledger compares."""
         return self._limits
 
     def _compared(self) -> Limits:
@@ -113,7 +113,7 @@ class ExecutionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a graph, a step or a context may use. None is no limit, 0 is nothing."""
+    """Limits of a graph, a step or a context. None is no limit, 0 allows nothing."""
 
     max_tokens: int | None = None
     max_time_seconds: float | None = None
@@ -126,7 +126,7 @@ class Budget:
         object.__setattr__(self, "_limits", self._compared())
 
     def limits(self) -> Limits:
-        """This budget in the form the ledger compares."""
+        """Return this budget in the form that the ledger compares."""
         return self._limits
 
     def _compared(self) -> Limits:
@@ -142,11 +142,11 @@ class Budget:
 
 
 Ceilings = Limits | Budget | ExecutionConfig
-"""Limits in any of the forms people write them."""
+"""Limits in any of the accepted forms."""
 
 
 def as_limits(ceilings: Ceilings) -> Limits:
-    """The ceilings in the form the ledger compares."""
+    """Return the ceilings in the form that the ledger compares."""
     if isinstance(ceilings, Limits):
         return ceilings
     if not isinstance(ceilings, Budget | ExecutionConfig):
@@ -155,35 +155,35 @@ def as_limits(ceilings: Ceilings) -> Limits:
 
 
 class UsageCounter(Protocol):
-    """Counts for a ResourceUsage, in place of the figures it would store itself."""
+    """Provides the figures of a ResourceUsage that does not store them itself."""
 
     def read(self, name: str) -> float:
-        """The figure of that name now."""
+        """Return the current figure of that name."""
 
     def set(self, name: str, value: float) -> None:
-        """Count what `value` is more than the figure; InvalidValue if it is less."""
+        """Count the difference between `value` and the figure; raises InvalidValue if it is negative."""
 
     def elapsed_s(self) -> float:
-        """Seconds since the counting began."""
+        """Return the seconds since the counting began."""
 
 
 class _Counted:
-    """What a usage has beside its fields."""
+    """State of a usage besides its fields."""
 
     _clock: Clock
     _counter: UsageCounter | None = None
-    """Counts in place of the usage; None where it stores its figures itself."""
+    """Provides the figures; None if the usage stores them itself."""
     _elapsed_s: float | None = None
-    """The elapsed time of a measurement, which stands still; None while time runs."""
+    """The fixed elapsed time of a measurement; None while time runs."""
 
 
 @dataclass(slots=True)
 class ResourceUsage(_Counted):
-    """What was used; elapsed time comes from a monotonic clock and begins when the usage is made.
+    """Resources used; elapsed time comes from a monotonic clock and begins when the usage is created.
 
-    Given to a context as `usage=`, it is where the run starts from: it shows what the runtime has counted since, and
-    what is added to it counts toward the budgets of the run. `ctx.usage` does the same for its context. There, a figure
-    can only grow: InvalidValue if one is lowered. A copy keeps the figures and the time of its moment.
+    Passed to a context as `usage=`, it is the starting point of the run: it shows what the runtime has counted since,
+    and what is added to it counts toward the budgets of the run. `ctx.usage` does the same for its context. There,
+    figures can only grow: lowering one raises InvalidValue. A copy has the figures and the time of its moment.
     """
 
     tokens_used: int = 0
@@ -193,9 +193,9 @@ class ResourceUsage(_Counted):
     _: KW_ONLY
     retries_used: int = 0
     start_time: datetime = field(default_factory=utc_now, compare=False)
-    """When it began, for showing; durations never come from it."""
+    """Start time, for display; durations never come from it."""
     clock: InitVar[Clock] = SYSTEM_CLOCK
-    """Where elapsed time is read."""
+    """The clock for elapsed time."""
     _start_monotonic: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self, clock: Clock) -> None:
@@ -210,7 +210,9 @@ class ResourceUsage(_Counted):
 
     @property
     def time_elapsed_seconds(self) -> float:
-        """Seconds since it was made, or since its context began to count; system clock changes do not move it."""
+        """Seconds since it was created, or since its context began to count; changes of the system clock do not affect
+        it.
+        """
         if self._counter is not None:
             return self._counter.elapsed_s()
         if self._elapsed_s is not None:
@@ -219,7 +221,7 @@ class ResourceUsage(_Counted):
         return self._clock.monotonic_ns() / 1_000_000_000 - self._start_monotonic
 
     def _attach(self, counter: UsageCounter) -> None:
-        """Let `counter` count from now on."""
+        """Use `counter` for the figures from now on."""
         if self._counter is None:
             for name in USAGE_FIGURES:
                 object.__delattr__(self, name)  # then reading one comes to `__getattr__`
@@ -248,7 +250,7 @@ class ResourceUsage(_Counted):
         return measurement, (*figures, self.start_time, self.time_elapsed_seconds)
 
     def exceeds(self, budget: Budget) -> tuple[bool, str | None]:
-        """Whether anything more may start under `budget`; if not, which limit was reached and how."""
+        """Return whether anything more may start under `budget`; if not, which limit was reached."""
         spent = to_nanos(self.cost_dollars, "cost_dollars")
         ceiling = None if budget.max_cost_dollars is None else to_nanos(budget.max_cost_dollars)
         figures: tuple[tuple[str, float, float | None, Callable[[Any], str]], ...] = (
@@ -270,14 +272,14 @@ USAGE_FIGURES = ("tokens_used", "steps_executed", "api_calls", "cost_dollars", "
 def measurement(
     tokens: int, steps: int, api_calls: int, cost_dollars: float, retries: int, start_time: datetime, elapsed_s: float
 ) -> ResourceUsage:
-    """A usage whose figures and time are those of one moment."""
+    """Return a usage with the figures and time of one moment."""
     made = ResourceUsage(tokens, steps, api_calls, cost_dollars, retries_used=retries, start_time=start_time)
     made._elapsed_s = elapsed_s
     return made
 
 
 class BudgetExceededError(Halted):
-    """A limit was reached; carries the usage, the budget, whose it is, and the results so far."""
+    """A limit was reached; has the usage, the budget, its owner, and the results so far."""
 
     def __init__(
         self,
@@ -301,7 +303,7 @@ class BudgetExceededError(Halted):
 
 
 def seconds_to_ns(seconds: float, field: str) -> int:
-    """A duration in nanoseconds; InvalidValue names `field` if it is not a finite, non-negative number."""
+    """Return a duration in nanoseconds; raises InvalidValue for `field` if it is not a finite, non-negative number."""
     return round(checks.seconds(field, seconds, none="no limit") * 1_000_000_000)
 
 

@@ -1,4 +1,4 @@
-"""Compile steps to a plan that can run: dependencies by number, and what each number runs."""
+"""Compile steps to a plan: the dependencies by number, and what runs each number."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from penstock.runtime.scheduling.recovery import DEFAULT_POLICY, PLAIN, StepOpti
 from penstock.runtime.scheduling.scheduler import MAX_NESTING
 
 Feed = str | None | Callable[[Mapping[str, Any]], Any]
-"""Where a step's input comes from: the one step before it, the graph's own input, or a function of the results."""
+"""Source of a step's input: its only predecessor, the input of the graph, or a function of the results."""
 Run = Callable[[Any], Any]
 
 
 @dataclass(slots=True)
 class Compiled:
-    """A graph of steps, ready to run any number of times."""
+    """A compiled graph of steps, which can run any number of times."""
 
     plan: Plan
     steps: list[Step]
     runs: list[Run]
-    """What runs each step: a function of its context."""
+    """The function that runs each step, given its context."""
     fallbacks: dict[int, Run]
-    """What stands in for a step that failed, where its policy names a node."""
+    """What runs instead of a step that failed, where its policy names a node."""
     feeds: list[Feed]
     calls: list[CallSpec]
     options: list[StepOptions | None] | None
@@ -44,12 +44,12 @@ class Compiled:
     references: list[int]
     """Steps whose node is looked up in the session of the run."""
     sync: list[int]
-    """Steps that run a sync function, on a worker if it may have to be abandoned."""
+    """Steps with a sync function, which runs on a worker if it may have to be abandoned."""
     _timed: list[StepOptions | None] | None = None
     _on_workers: list[StepOptions | None] | None = None
 
     def options_in(self, context: ExecutionContext) -> list[StepOptions | None] | None:
-        """The options of each step in this run, which decides what runs on workers."""
+        """Return the options of each step in this run, which decides what runs on workers."""
         run, mode = context._run, context._run.settings.sync_calls
         if mode == "inline" or not (self.sync or self.fallbacks):
             return self.options
@@ -62,7 +62,7 @@ class Compiled:
         return self._on_workers
 
     def _with_workers(self, applies: Callable[[StepOptions], bool]) -> list[StepOptions | None]:
-        """The options, with the sync functions of these steps on workers, their fallbacks among them."""
+        """Return the options with the sync functions of these steps, and their fallbacks, on workers."""
         options: list[StepOptions | None] = [None] * len(self.runs) if self.options is None else self.options.copy()
         for step in self.sync:
             if applies(before := options[step] or PLAIN):
@@ -74,7 +74,7 @@ class Compiled:
         return options
 
     def bound_to(self, session: Session | None) -> Compiled:
-        """With the nodes that steps refer to by name; GraphInvalid names those that are not there."""
+        """Return the plan with the nodes that steps refer to by name; raises GraphInvalid for unknown names."""
         if not self.references:
             return self
         if session is not None and not callable(getattr(session, "get_node", None)):
@@ -111,13 +111,13 @@ class Compiled:
 
 
 class CompilableGraph(StepGraph, Protocol):
-    """A graph of steps that keeps what it was compiled to."""
+    """A graph of steps that caches its compiled form."""
 
     def compiled(self) -> Compiled: ...
 
 
 def compile_steps(graph: StepGraph) -> Compiled:
-    """The plan of a graph; GraphInvalid has everything that keeps it from running."""
+    """Return the plan of a graph; raises GraphInvalid with every problem."""
     steps = list(graph._steps.values())
     plan, problems = _plan(graph, steps)
     problems += _in_nested_graphs(graph, steps)
@@ -148,7 +148,7 @@ def _calls_of(graph_id: str, steps: list[Step]) -> list[CallSpec]:
 
 
 def problems_of(graph: CompilableGraph) -> list[Problem]:
-    """Everything that keeps the graph from running."""
+    """Return every problem that keeps the graph from running."""
     try:
         compiled = graph.compiled()
         if graph.session is not None:
@@ -160,7 +160,7 @@ def problems_of(graph: CompilableGraph) -> list[Problem]:
 
 
 def _plan(graph: StepGraph, steps: list[Step]) -> tuple[Plan | None, list[Problem]]:
-    """The plan, if there can be one, and everything that is wrong with it."""
+    """Return the plan, if there can be one, and every problem."""
     if len(steps) > MAX_NODES:
         detail = f"{len(steps)} steps are more than the {MAX_NODES} a graph may have"
         return None, [Problem("too_large", "steps", detail)]
@@ -200,7 +200,7 @@ def _in_the_whole(graph: StepGraph, plan: Plan, steps: list[Step]) -> Iterator[P
 
 
 def _shared_persistent(graph: StepGraph, plan: Plan, steps: list[Step], nodes: list[Any]) -> Iterator[Problem]:
-    """Steps that could use one persistent node at the same time; a node that is not known yet is None."""
+    """Return the steps that could use one persistent node at the same time; None stands for a node not yet known."""
     if graph.max_parallel == 1 or graph.queue_persistent:
         return
     users: dict[int, list[int]] = {}
@@ -233,7 +233,7 @@ def _leads_to(plan: Plan, start: int, goal: int) -> bool:
 
 
 def _in_nested_graphs(graph: StepGraph, steps: list[Step]) -> Iterator[Problem]:
-    """What is wrong inside; each graph is looked at once, however often it stands there."""
+    """Return the problems of nested graphs; each graph is checked once, however often it occurs."""
     todo: list[tuple[Step, tuple[StepGraph, ...]]] = [(step, (graph,)) for step in steps if _is_graph(step.node)]
     seen = {id(graph)}
     while todo:
@@ -321,7 +321,7 @@ def _on_worker(options: StepOptions) -> StepOptions:
 
 
 def _is_sync(node: Any) -> bool:
-    """Whether the step runs a sync function and leaves open where."""
+    """Whether the step runs a sync function and does not declare where."""
     return type(node) is FunctionNode and node.blocking is None and node.isolation is None and not node.is_async
 
 

@@ -1,4 +1,4 @@
-"""One run of a graph of steps: what each is given, what it emits, what comes back."""
+"""Run a graph of steps: the context of each step, the events, and the results."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from penstock.tracing.record import CallRecord
 
 
 class RunnableGraph(CompilableGraph, Protocol):
-    """A graph, as far as its execution needs it."""
+    """The part of a graph that its execution needs."""
 
     _lock: threading.Lock
     _running: set[CancellationToken]
 
 
 class Results(dict[str, Any]):
-    """The results by step, in the order the steps were added; and what became of those that have none."""
+    """The results by step, in the order in which the steps were added, and the outcome of steps without one."""
 
     def __init__(self, results: Mapping[str, Any], errors: Mapping[str, BaseException], skipped: list[str]) -> None:
         super().__init__(results)
         self.errors = dict(errors)
-        """What the steps that failed ended with; only a graph that does not fail fast comes back with any."""
+        """The errors of failed steps; empty unless the graph continues after a failure."""
         self.skipped = skipped
-        """Steps that did not run, because one that they wait for has no result."""
+        """Steps that did not run because a step they depend on has no result."""
 
 
 _listening: ContextVar[tuple[Listener[StepEvent], str | None] | None] = ContextVar("penstock_listener", default=None)
@@ -127,7 +127,7 @@ class StepExecution(GraphExecution[StepEvent]):
         self._feeds = compiled.feeds
         parent_call = context._call_here()
         self._prefix = "" if outer_path is None else f"{outer_path}{_step_around(parent_call)}/"
-        """The path of the graph inside the graphs around it, for the ids in events."""
+        """The path of the graph inside its outer graphs, for the ids in events."""
         self.trace = trace if isinstance(trace, ExecutionTrace) else None
         self._inputs: list[Any] | None = None if self.trace is None else [None] * compiled.plan.size
         self._results: dict[str, Any] = {}
@@ -136,9 +136,9 @@ class StepExecution(GraphExecution[StepEvent]):
         if parent_call is not None or outer:
             source = ChainMap(source, *outer.maps) if type(outer) is ChainMap else ChainMap(source, outer)  # type: ignore[arg-type]
         self._upstream_source = source
-        """The results of this graph, over those of the graphs around it; grows while they run."""
+        """The results of this graph, on top of those of its outer graphs; grows while they run."""
         self._upstream: Mapping[str, Any] = MappingProxyType(source)
-        """What an `input_fn` is given."""
+        """What an `input_fn` receives."""
 
     def may_block_for_prices(self) -> bool:
         """Whether a sync step could need prices that are not loaded; it would block the event loop until they are.
@@ -149,12 +149,12 @@ class StepExecution(GraphExecution[StepEvent]):
         return prices_pending and has_cost_limit(self._context._account)
 
     def listen(self) -> Token[tuple[Listener[StepEvent], str | None] | None] | None:
-        """Send the events of graphs inside this one to the same listener."""
+        """Send the events of nested graphs to the same listener."""
         listening = _listening.get()
         return None if listening is None else _listening.set((listening[0], self._prefix))
 
     def scheduler(self) -> Scheduler:
-        """Create the scheduler that runs it."""
+        """Create the scheduler of this run."""
         graph, compiled, trace = self._graph, self._compiled, self.trace
         fallback = self._run_fallback if compiled.fallbacks else None
         callbacks = NodeCallbacks(self._run, compiled.calls, self._options, fallback)
@@ -222,7 +222,7 @@ class StepExecution(GraphExecution[StepEvent]):
     # Steps that stream.
 
     def _stream(self, node: int, place: ExecutionContext, stream: Any, is_fallback: bool) -> Any:
-        """The list of what a generator yields, or an awaitable of it; each piece is emitted as progress."""
+        """Return the pieces of a generator as a list, or an awaitable of it; each piece is emitted as progress."""
         pieces: list[Any] = []
         output = partial(first_pieces, pieces, place._run.settings.max_kept_pieces)
         self._streams[node] = output
@@ -254,7 +254,7 @@ class StepExecution(GraphExecution[StepEvent]):
     def _drain(
         self, node: int, token: CancellationToken, stream: GeneratorType[Any, Any, Any], pieces: list[Any]
     ) -> list[Any]:
-        """The same on the thread of a blocking node, which waits there while the reader is behind."""
+        """Do the same on the thread of a blocking node, which waits there while the reader is behind."""
         with closing(stream):
             for piece in stream:
                 pieces.append(piece)
@@ -265,7 +265,7 @@ class StepExecution(GraphExecution[StepEvent]):
 
 
 def _step_around(call: Call | None) -> str:
-    """The step that a call is made in, however many other calls stand between them."""
+    """Return the step that a call was made in, through any number of other calls."""
     while call is not None:
         about = call.record.metadata
         if about is not None and "step" in about:

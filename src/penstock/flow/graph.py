@@ -1,7 +1,7 @@
 """Graphs written in Python.
 
-A graph is steps and what each of them waits for. It compiles, once, into the same plan that a graph from an editor
-does, and is driven by the same scheduler. A graph is a node, so graphs can contain graphs.
+A graph consists of steps and their dependencies. It compiles, once, into the same kind of plan as a graph from an
+editor, and the same scheduler runs it. A graph is a node itself, so graphs can contain graphs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Resolved = tuple[Any, InputFn | None, tuple[str, ...] | None, ErrorPolicy | Non
 
 
 class StepNode(Protocol):
-    """A node, as far as `Graph.step` looks at it."""
+    """The part of a node that `Graph.step` needs."""
 
     @property
     def id(self) -> str: ...
@@ -60,7 +60,7 @@ class StepNode(Protocol):
 
 
 class Graph:
-    """Steps, and what each waits for. `execute` runs them, at most `max_parallel` at a time, nested graphs included."""
+    """Steps and their dependencies. `execute` runs them, at most `max_parallel` at a time, nested graphs included."""
 
     node_type = "graph"
     persistent = False
@@ -199,7 +199,7 @@ class Graph:
         return self._add(step)
 
     def _add_other(self, node: Any, step_id: str, options: _Options, blocking: bool | None) -> Any:
-        """Add a step that is not given as a node, or return the decorator that will."""
+        """Add a step that is not given as a node, or return the decorator that adds it."""
         if node is ...:
             return partial(self._decorate, step_id, options, blocking)
         if isinstance(node, FunctionStep):
@@ -259,7 +259,7 @@ class Graph:
             self._compiled = None
 
     def _resolved(self, step_id: str, options: _Options) -> _Resolved:
-        """The options, with the ids of the steps that `depends_on` refers to."""
+        """Return the options, with the ids of the steps in `depends_on`."""
         input, input_fn, depends_on, error_policy, sub_budget = options
         before = None if depends_on is None else step_ids(step_id, depends_on, self._id_of)
         return input, input_fn, before, error_policy, sub_budget
@@ -285,14 +285,14 @@ class Graph:
     # Reading.
 
     def get_step(self, step_id: str) -> Step:
-        """The step of that id; KeyError if there is none."""
+        """Return the step with that id; raises KeyError if there is none."""
         try:
             return self._steps[step_id]
         except KeyError:
             raise KeyError(f"graph {self.id!r} has no step {step_id!r}") from None
 
     def list_steps(self) -> list[str]:
-        """The ids of the steps, in the order they were added."""
+        """Return the ids of the steps, in the order in which they were added."""
         return list(self._steps)
 
     def __len__(self) -> int:
@@ -302,23 +302,23 @@ class Graph:
         return True
 
     def validate(self) -> list[str]:
-        """Everything that keeps the graph from running; empty if nothing does."""
+        """Return every problem that keeps the graph from running; empty if there is none."""
         return [str(problem) for problem in problems_of(self)]
 
     def execution_order(self) -> list[str]:
-        """The steps so that each comes after those it waits for; GraphInvalid if there is no such order."""
+        """Return the steps so that each comes after its dependencies; raises GraphInvalid if there is no such order."""
         plan = self.compiled().plan
         return [plan.ids[node] for node in topological_order(plan)]
 
     def compiled(self) -> Compiled:
-        """The graph as it runs; compiled on first use after a change. GraphInvalid has all problems."""
+        """Return the compiled graph; compiled again after a change. Raises GraphInvalid with all problems."""
         compiled = self._compiled
         if compiled is None:
             compiled = self._compiled = compile_steps(self)
         return compiled
 
     def to_spec(self) -> GraphSpec:
-        """The graph in the kernel's own terms, for pictures; what a step runs is in Python and does not go with it."""
+        """Return the graph as a GraphSpec, for rendering; without what the steps run, which exists only in Python."""
         nodes = tuple(
             NodeSpec(step.id, "node" if step.node is None else type_of(step.node), {"node": step.node_id})
             for step in self._steps.values()
@@ -328,7 +328,7 @@ class Graph:
         return GraphSpec(nodes, edges, self.id)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart."""
+        """Return the graph as a Mermaid flowchart."""
         return to_mermaid(self.to_spec())
 
     def __str__(self) -> str:
@@ -343,7 +343,8 @@ class Graph:
     # Running.
 
     def execute(self, context: ExecutionContext | None = None) -> Coroutine[Any, Any, Results]:
-        """Run the graph: the results by step. Raises what a step raised, BudgetExceededError or CancelledError.
+        """Run the graph and return the results by step. Raises the error of a step, BudgetExceededError or
+        CancelledError.
 
         Without a context it runs without limits, as a run of its own.
         """
@@ -352,12 +353,12 @@ class Graph:
     def execute_stream(self, context: ExecutionContext | None = None) -> AsyncIterator[StepEvent]:
         """Run the graph and yield the events of its steps; raises at the end what `execute` would raise.
 
-        Leaving it in the middle cancels the graph. Close it (`contextlib.aclosing`) to wait until that is done.
+        Leaving the iteration early cancels the graph. Close it (`contextlib.aclosing`) to wait until that is done.
         """
         return execution.stream(self, context)
 
     def interrupt(self, reason: str = "interrupted") -> bool:
-        """Cancel every execution of this graph that is under way, from any thread; False if there is none."""
+        """Cancel every execution of this graph in progress, from any thread; return whether there was one."""
         with self._lock:
             running = list(self._running)
         return sum(token.cancel(f"graph {self.id!r}: {reason}") for token in running) > 0

@@ -1,11 +1,11 @@
-"""What each node did, on disk: one file per node, one line of JSON per operation.
+"""The history of each node on disk: one file per node, one line of JSON per operation.
 
-A history is an observer: it is handed the run's events on a thread of its own, and nothing it does or fails to do
-reaches the run. It says who did what, when, for how much and how it ended; inputs and outputs are not written.
+A history is an observer: it receives the run's events on a thread of its own, and its errors never reach the run. It
+records which node did what, when, at what cost and with what result; inputs and outputs are not written.
 
-Nothing stays open between two batches: each is appended to its files, which are then closed. So there are never too
-many open files, and one that was rotated, moved or deleted is simply made anew. A line is whole or torn: if a write
-stops in the middle (a full disk, a crash), the next one begins on a line of its own, and readers pass over the rest.
+No file stays open between two batches. So there are never too many open files, and a file that was rotated, moved or
+deleted is created again. If a write stops in the middle of a line (a full disk, a crash), the next one begins on a new
+line, and readers skip the torn one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from penstock.tracing.events import (
 )
 
 MAX_TEXT = 500
-"""So much is kept of a name or of an error's message."""
+"""Maximum length of a name or an error message."""
 MAX_LINE = 1_000_000
-"""A longer line is nothing that was written here."""
+"""Maximum length of a line; a longer one was not written by this module."""
 MAX_ENDED = 4_096
 """Number of ended calls of a run that are remembered, for entries that follow later: a stop, a late bill."""
 
@@ -45,13 +45,13 @@ PLAIN = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,98}[a-z0-9_-])?")
 RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?")
 
 OP_OF_STATUS = {"success": "end", "fail": "error", "halt": "halt"}
-"""How a step's end is called."""
+"""Names of the ends of steps."""
 
 
 def file_name(id: str) -> str:
-    """`id` as a name that every file system takes and none confuses with another's.
+    """Return `id` as a file name that is valid on every file system and unique.
 
-    Ids in small letters, digits and `_.-` stay what they are; others are shortened to what is readable of them, and
+    Ids of small letters, digits and `_.-` are unchanged; others are reduced to their readable characters, and
     distinguished by a digest after `~`.
     """
     if PLAIN.fullmatch(id) and not RESERVED.fullmatch(id):
@@ -61,7 +61,7 @@ def file_name(id: str) -> str:
 
 
 def history_file(directory: str | os.PathLike[str], node_id: str, server: str = "default") -> Path:
-    """Where the history of a node is: `{directory}/{server}/{node_id}.jsonl`, as far as these are file names."""
+    """Return the path of a node's history: `{directory}/{server}/{node_id}.jsonl`, with both parts as file names."""
     return Path(directory) / file_name(server) / f"{file_name(node_id)}.jsonl"
 
 
@@ -78,21 +78,21 @@ class _Place:
 
 
 class _Places:
-    """Which step each call of one run belongs to."""
+    """The step of each call of one run."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Place] = {}
         self._ended: dict[str, _Place] = {}
 
     def begin(self, event: CallStarted) -> _Place | None:
-        """A call has begun: a step, or something inside one; None if it is neither."""
+        """Record that a call has begun; None if it is neither a step nor inside one."""
         place = _step_of(event) or self.of(event.parent_id)
         if place is not None:
             self._open[event.node_id] = place
         return place
 
     def end(self, call_id: str) -> _Place | None:
-        """A call has ended."""
+        """Record that a call has ended."""
         place = self._open.pop(call_id, None)
         if place is not None:
             self._ended[call_id] = place
@@ -115,9 +115,9 @@ def _step_of(event: CallStarted) -> _Place | None:
 
 
 class History:
-    """Writes what every node of a run does to a file of its own: `context.observe(History("history"))`.
+    """Writes the operations of every node of a run to a file per node: `context.observe(History("history"))`.
 
-    One may observe many runs at once, and many may write to one directory.
+    One history may observe many runs at once, and many may write to one directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str], server: str = "default") -> None:
@@ -125,13 +125,13 @@ class History:
         self.directory = Path(directory)
         self.server = server
         self.written = 0
-        """Lines that are in their files."""
+        """Number of lines written."""
         self.lost = 0
-        """Lines that could not be written."""
+        """Number of lines that could not be written."""
         self.failures = 0
-        """Writes that did not succeed; each is of what one batch has for one node."""
+        """Number of failed writes; a write contains the lines of one batch for one node."""
         self.last_error: Exception | None = None
-        """What kept the last of them from it."""
+        """Error of the last failed write."""
         self._runs: dict[str, _Places] = {}
         self._lock = threading.Lock()
 
@@ -149,7 +149,7 @@ class History:
     # What is written.
 
     def _entry(self, event: TraceEvent) -> dict[str, Any] | None:
-        """The line for an event; None if it belongs to no node, or says nothing new."""
+        """Return the line for an event; None if it belongs to no node, or has nothing new."""
         if isinstance(event, RunCompleted):
             self._runs.pop(event.run_id, None)
             return None
@@ -207,7 +207,7 @@ def _line(op: str, event: TraceEvent, place: _Place, call_id: str | None, **fact
 
 
 def _begun(event: CallStarted, place: _Place) -> dict[str, Any]:
-    """A step has begun, or something stands in for it."""
+    """Return the entry for a step, or its fallback, that has begun."""
     about = event.metadata
     op = next((one for one in ("skip", "fallback", "continue") if one in about), "run")
     why = about.get("skip") or about.get("instead_of") or about.get("continue")
@@ -234,12 +234,12 @@ def _why(event: CallEnded) -> str:
 
 
 def _call_of(event: TraceEvent) -> str | None:
-    """The call that an event is about."""
+    """Return the call that an event is about."""
     return (event.node_id if isinstance(event, CallSettled | LimitTrace) else None) or event.parent_id
 
 
 def _other_entry(event: TraceEvent, place: _Place, call_id: str | None) -> dict[str, Any]:
-    """Whatever else happens inside a step, by its kind: a late bill, a stop, a hook's objection, an iteration."""
+    """Return the entry for another event inside a step: a late bill, a stop, the refusal of a hook, an iteration."""
     facts: dict[str, Any] = {}
     if isinstance(event, CallSettled):
         facts = {"cost_usd": event.cost, "tokens": event.input_tokens + event.output_tokens}
@@ -270,7 +270,7 @@ def _open(path: Path) -> int:
 
 
 def _ends_torn(file: int) -> bool:
-    """Whether the last write to it stopped in the middle of a line."""
+    """Whether the last write to the file stopped in the middle of a line."""
     size = os.fstat(file).st_size
     if size == 0:
         return False
@@ -279,11 +279,11 @@ def _ends_torn(file: int) -> bool:
 
 
 class Entries:
-    """The entries of one node, read when they are iterated over, as often as that is done."""
+    """The entries of one node, read anew each time they are iterated over."""
 
     def __init__(self, path: Path, node_id: str, since: datetime | None, until: datetime | None) -> None:
         self.torn = 0
-        """Lines that could not be read, the last time."""
+        """Number of unreadable lines in the last iteration."""
         self._path = path
         self._node_id = node_id
         self._since = None if since is None else _whole_ms(since)
@@ -317,9 +317,9 @@ def read_history(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Entries:
-    """What is on disk of a node, from `since` to `until`, such as a StepTrace's start_time and end_time.
+    """Read the entries of a node on disk, from `since` to `until`, such as a StepTrace's start_time and end_time.
 
-    Lines that are torn or foreign are passed over and counted, as `torn` of what is returned.
+    Lines that are torn or foreign are skipped, and counted as `torn` of the result.
     """
     for field, at in (("since", since), ("until", until)):
         if at is not None and checks.instance(field, at, datetime, none="no bound").utcoffset() is None:
@@ -328,7 +328,7 @@ def read_history(
 
 
 def _whole_ms(at: datetime) -> datetime:
-    """Entries are stamped in whole milliseconds, a step's start is rounded to microseconds: it must not be later."""
+    """Round down: entries have whole milliseconds, a step's start is rounded to microseconds and must not be later."""
     try:
         at -= timedelta(microseconds=1)
     except OverflowError:
@@ -337,7 +337,7 @@ def _whole_ms(at: datetime) -> datetime:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The entry in a line; None if it is torn or something else."""
+    """Return the entry in a line; None if the line is torn or foreign."""
     if not line.endswith(b"\n"):
         return None
     try:

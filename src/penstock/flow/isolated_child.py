@@ -1,7 +1,7 @@
 """The child of `isolation`: one function in a process of its own.
 
-Run as a script, and importing nothing of Penstock, because what it imports is paid for at every call. The parent
-imports from here what both sides have to agree on: what is JSON, and how a message is framed.
+Run as a script that imports nothing of Penstock, because every call pays for its imports. The parent imports from here
+what both sides share: what counts as JSON, and the format of messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 MAX_BYTES = 256 * 1024 * 1024
-"""So large may an input or a value be, as JSON."""
+"""Maximum size of an input or a value, as JSON."""
 MAX_DEPTH = 500
 PREFIX = 8
-"""A message is its length in so many bytes, and then itself."""
+"""Size of the length that precedes each message."""
 MAIN = "__isolated_main__"
-"""What the parent's script is called in the child: not `__main__`, so that it does not run again."""
+"""Name of the parent's script in the child: not `__main__`, so that it does not run again."""
 
 loading: str | None = None
 """In the child: what is being imported to find the function."""
@@ -31,11 +31,11 @@ loading: str | None = None
 
 
 class NotJSON(ValueError):
-    """A value that would not be the same after it was written as JSON and read again."""
+    """A value would change if it were written as JSON and read again."""
 
 
 def to_json(value: Any, name: str) -> str:
-    """`value` as JSON; NotJSON says where in it something else stands. A tuple counts as a list."""
+    """Return `value` as JSON; raises NotJSON, which names the place. A tuple counts as a list."""
     try:
         text = json.dumps(value, allow_nan=False)
     except Exception as error:  # RecursionError, and whatever a class of the user's raises
@@ -44,7 +44,7 @@ def to_json(value: Any, name: str) -> str:
     if not _has_text_keys(value):
         raise NotJSON(_flaw(value, name) or f"{name} has keys that are not text")
     if len(text) > MAX_BYTES:
-        raise NotJSON(f"{name} is {len(text)} bytes of JSON, more than the {MAX_BYTES} that may cross")
+        raise NotJSON(f"{name} has {len(text)} bytes of JSON; the maximum is {MAX_BYTES}")
     return text
 
 
@@ -62,7 +62,7 @@ def _has_text_keys(value: Any) -> bool:
 
 
 def _flaw(value: Any, name: str) -> str | None:
-    """The first thing found in `value` that is not JSON, and where."""
+    """Return the first part of `value` that is not JSON, and its place."""
     todo = [(name, value, 0)]
     while todo:
         where, one, depth = todo.pop()
@@ -87,7 +87,7 @@ def _flaw(value: Any, name: str) -> str | None:
 
 
 class NotSent(LookupError):
-    """A result of an earlier step that is not JSON, and so did not come along."""
+    """A result of an earlier step is not JSON, so it was not sent to the process."""
 
 
 class Unsent:
@@ -98,7 +98,7 @@ class Unsent:
 
 
 class Upstream(dict[str, "Any"]):
-    """The results of the steps before; reading one that could not be sent raises NotSent, which says why."""
+    """The results of earlier steps; reading one that could not be sent raises NotSent with the reason."""
 
     def __init__(self, sent: dict[str, Any], unsent: dict[str, str]) -> None:
         super().__init__(sent)
@@ -127,7 +127,7 @@ class Upstream(dict[str, "Any"]):
 
 
 class IsolatedContext:
-    """What a function in a process of its own has of its context: `input`, `upstream` and `check_cancelled`."""
+    """The context of a function in a process of its own: `input`, `upstream` and `check_cancelled`."""
 
     __slots__ = ("input", "upstream")
 
@@ -136,17 +136,17 @@ class IsolatedContext:
         self.upstream = upstream
 
     def check_cancelled(self) -> None:
-        """Nothing to do: a cancel ends the process."""
+        """Do nothing: a cancel ends the process."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"ctx.{name} is not there in a process of its own, where ctx has input, upstream and check_cancelled; "
+            f"ctx.{name} is not available in an isolated step, whose ctx has input, upstream and check_cancelled; "
             "make calls in a step without isolation, or return what they need"
         )
 
 
 def serve(answer_fd: int) -> NoReturn:
-    """The child's whole life: one request, one answer."""
+    """Serve one request with one answer; the whole life of the child."""
     control = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -167,7 +167,7 @@ def serve(answer_fd: int) -> NoReturn:
 
 
 def _read_message(fd: int) -> bytes | None:
-    """The next message; None if the writer is gone."""
+    """Return the next message; None if the writer is gone."""
     wanted, got = PREFIX, bytearray()
     while len(got) < wanted:
         piece = os.read(fd, min(wanted - len(got), 1 << 20))
@@ -180,14 +180,14 @@ def _read_message(fd: int) -> bytes | None:
 
 
 def write_message(fd: int, message: bytes) -> None:
-    """Write all of it, however little is taken at a time."""
+    """Write all of it, in as many writes as it takes."""
     left = memoryview(len(message).to_bytes(PREFIX, "big") + message)
     while left:
         left = left[os.write(fd, left) :]
 
 
 def _end_with_the_parent(control: int) -> None:
-    """Nothing is written to `control` any more: what can still come is its end, when the parent is gone."""
+    """End when the parent is gone. Nothing more is written to `control`, so the next thing to read is its end."""
     import _thread
 
     def watch() -> None:
@@ -224,7 +224,7 @@ def _answer(message: bytes) -> str:
 
 
 def _find(module: str, file: str | None, qualname: str) -> Callable[[IsolatedContext], Any]:
-    """Import the module, or run the script under another name, and look the function up."""
+    """Import the module, or run the script under another name, and return the function."""
     global loading
     import importlib
 

@@ -1,18 +1,17 @@
-"""A function in a process of its own, which a cancel, a timeout or a deadline really ends.
+"""Run a function in a process of its own, which a cancel, a timeout or a deadline really ends.
 
-Nothing but JSON crosses: the function goes by its name, its input and the results before it through the child's stdin,
-its value comes back through a pipe of its own, so that whatever it prints goes where the parent's prints go.
+Only JSON crosses the boundary: the name of the function, its input and the earlier results go through the child's
+stdin, its value comes back through a separate pipe, so that whatever it prints goes where the parent's output goes.
 
-**Ending.** The child leads a process group, and every stop kills the group: the cancel of the token at once, in the
-thread that cancels; a caller that left for another reason within `SLICE_S`. A kill that comes before there is a process
-is remembered. The child is reaped last, under a lock: until then its number is not reused, and afterwards nothing is
-killed. When the parent is gone, however it went, the child's stdin ends: a thread of the child waits for that, and so
-does the kernel's SIGIO, which also ends a function that never lets another thread have its turn.
+**Ending.** The child leads a process group, and every stop kills the group: a cancel of the token immediately, in the
+cancelling thread; a caller that left for another reason within `SLICE_S`. A kill before the process exists is
+remembered. The child is reaped last, under a lock: until then its pid is not reused, and afterwards nothing is killed.
+When the parent is gone for any reason, the child's stdin ends: a thread of the child waits for that, and so does the
+kernel's SIGIO, which also ends a function that never releases the interpreter.
 
 This is the parent's side; the child runs `isolated_child` as a script.
 
-Not known here: graphs, limits, what a value costs. A process that a function has moved to another session is not ended
-with it.
+Not known here: graphs, limits, costs. A process that the function has moved to another session is not ended with it.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ if TYPE_CHECKING:
 
 CHILD = os.path.abspath(isolated_child.__file__)
 SLICE_S = 0.1
-"""How often the parent checks whether its caller still waits for the child."""
+"""Interval at which the parent checks whether its caller still waits for the child."""
 
 
 class IsolatedError(PenstockError):
-    """A function in a process of its own raised, died or gave no JSON; what it raised is known by name and text."""
+    """A function in a process of its own raised, died or returned no JSON; its error is known by name and text."""
 
     def __init__(
         self,
@@ -60,14 +59,14 @@ class IsolatedError(PenstockError):
     ) -> None:
         self.step = step
         self.error_class = error_class
-        """The name of the class of what the function raised; None if it raised nothing."""
+        """Name of the class of the function's error; None if it raised none."""
         self.message = message
         self.traceback = traceback
-        """As the child would have printed it."""
+        """The error as the child would have printed it."""
         self.exit_code = exit_code
-        """Of a process that ended without an answer."""
+        """Exit code of a process that ended without an answer."""
         self.signal = signal
-        """What killed such a process; None if it ended by itself."""
+        """Signal that killed such a process; None if it ended by itself."""
         super().__init__(f"step {step!r} in a process of its own {what}")
         if traceback:
             self.add_note(traceback)
@@ -75,7 +74,7 @@ class IsolatedError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How another process finds a function: in a module, or in the script at `file`."""
+    """The location of a function for another process: in a module, or in the script `file`."""
 
     module: str
     file: str | None
@@ -86,7 +85,7 @@ class Address:
 
 
 def isolated(fn: Callable[..., Any], node_id: str) -> Callable[[ExecutionContext], Any]:
-    """The function of a node as one that runs it in a process of its own and waits for it."""
+    """Return a function that runs the node's function in a process of its own and waits for it."""
     address = address_of(fn, node_id)
 
     def run(context: ExecutionContext) -> Any:
@@ -96,7 +95,7 @@ def isolated(fn: Callable[..., Any], node_id: str) -> Callable[[ExecutionContext
 
 
 def address_of(fn: Callable[..., Any], node_id: str) -> Address:
-    """Where another process finds `fn`; InvalidValue if it cannot."""
+    """Return the location of `fn` for another process; raises InvalidValue if it has none."""
     if not hasattr(os, "killpg") or not sys.executable:
         raise InvalidValue(f"isolation of node {node_id!r}", "process", "left out where processes have no groups")
     module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
@@ -148,7 +147,9 @@ def _run(address: Address, node_id: str, context: ExecutionContext) -> Any:
 
 
 def _refuse_while_loading(step: str) -> None:
-    """A child imports the script it is made for; a script that runs its graph on import would make children forever."""
+    """Refuse to start while the script is imported: a script that runs its graph on import would create children
+    forever.
+    """
     main = sys.modules.get("__main__")
     if os.path.realpath(getattr(main, "__file__", None) or "") == os.path.realpath(CHILD):
         being_loaded = getattr(main, "loading", None)
@@ -187,11 +188,11 @@ def _value_of(answer: bytes, step: str) -> Any:
     try:
         message = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise IsolatedError(step, f"gave what cannot be read: {error}") from None
+        raise IsolatedError(step, f"sent a message that cannot be read: {error}") from None
     if "value" in message:
         return message["value"]
     if "flaw" in message:
-        raise IsolatedError(step, f"returned what is not JSON: {message['flaw']}")
+        raise IsolatedError(step, f"returned a value that is not JSON: {message['flaw']}")
     raised = message["raised"]
     what = f"raised {raised['class']}: {raised['message']}"
     raise IsolatedError(
@@ -200,7 +201,7 @@ def _value_of(answer: bytes, step: str) -> Any:
 
 
 def _why_there_is_none(process: Process, context: ExecutionContext, call: Call | None) -> BaseException:
-    """What to raise for a process that ended without an answer."""
+    """Return the error for a process that ended without an answer."""
     if process.killed:
         stop = context.cancellation.stop or (None if call is None else call.stop)
         return CancelledError("its caller stopped waiting" if stop is None else stop.message, stop=stop)
@@ -218,26 +219,26 @@ def _signal_name(number: int) -> str:
 
 
 class Process:
-    """One child: sent one request, killed from any thread, always reaped."""
+    """One child: receives one request, can be killed from any thread, is always reaped."""
 
     def __init__(self, step: str) -> None:
         self.step = step
         self.killed = False
-        """Whether it was stopped from here."""
+        """Whether the parent stopped it."""
         self.exit_code: int | None = None
-        """Negative if a signal ended it; None until it has."""
+        """Exit code; negative if a signal ended it, None until it has ended."""
         self._popen: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
-        """Held while its number is used: it stays ours until it is reaped. A signal handler may come back in."""
+        """Held while the pid is used, which stays valid until the child is reaped. Reentrant, for signal handlers."""
 
     def kill(self) -> None:
-        """End it and everything it has started; if it is not there yet, as soon as it is."""
+        """End the process and everything it has started; if it has not started yet, as soon as it has."""
         with self._lock:
             self.killed = True
             self._kill_group()
 
     def ask(self, request: bytes, is_over: Callable[[], bool]) -> bytes | None:
-        """Start it, send `request`, wait for the answer, end it; None if it ended, or `is_over`, without one."""
+        """Start the process, send `request`, return the answer, end it; None if it ended, or `is_over`, before that."""
         if self.killed:
             return None
         answers, its_end = os.pipe()
@@ -295,11 +296,11 @@ class Process:
 
     def _checked(self, size: int) -> int:
         if size > 2 * MAX_BYTES:
-            raise IsolatedError(self.step, f"announced a value of {size} bytes, more than may cross")
+            raise IsolatedError(self.step, f"returned {size} bytes of JSON, more than the maximum")
         return size
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
-        """It has closed its end of the pipe, as a rule because it is about to end."""
+        """Wait after it has closed its end of the pipe, usually because it is about to end."""
         pause_s = 0.000_5
         while not self._has_ended():
             if is_over():
@@ -308,7 +309,7 @@ class Process:
             pause_s = min(SLICE_S, pause_s * 2)
 
     def _has_ended(self) -> bool:
-        """Whether it has, leaving it to be reaped where that is possible."""
+        """Whether it has ended; it stays unreaped where that is possible."""
         assert self._popen is not None
         if not hasattr(os, "waitid"):  # macOS, before Python 3.13
             return self._popen.poll() is not None
@@ -334,7 +335,7 @@ class Process:
 
 
 def _wait_without_reaping(pid: int, options: int) -> bool:
-    """Whether it has ended; its number stays its own."""
+    """Whether the process has ended; it is not reaped, so its pid is not reused."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options) is not None
     except ChildProcessError:  # other code waits for every child of this program, and was quicker

@@ -1,4 +1,4 @@
-"""What a step runs."""
+"""Nodes: what steps run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ASYNC_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 class Node(Protocol):
     """Something a step can run: a function, a graph, or a class of your own with an id and `execute`.
 
-    A node that has state of its own sets `persistent = True`: then one step uses it at a time, over all graphs.
+    A node with state of its own sets `persistent = True`: then one step at a time uses it, over all graphs.
     """
 
     id: str
 
     def execute(self, context: ExecutionContext) -> Any:
-        """The node's value, or an awaitable of it."""
+        """Return the node's value, or an awaitable of it."""
 
 
 class FunctionNode:
-    """A function as a node: `fn(ctx)`, sync or async; what it returns is the value, and what it raises propagates.
+    """A function as a node: `fn(ctx)`, sync or async. Its return value is the node's value, and its errors propagate.
 
-    A generator function, sync or async, is a node that streams: each piece is emitted as progress, and the list of the
+    A generator function, sync or async, is a streaming node: each piece is emitted as progress, and the list of the
     pieces is the node's value.
     """
 
@@ -54,14 +54,14 @@ class FunctionNode:
         self.id = id
         self.fn = fn
         self.persistent = persistent
-        """Whether one step uses it at a time."""
+        """Whether only one step at a time uses it."""
         self.blocking = blocking
         """Whether a sync function runs on a thread. None: if its step or its run has a time limit, or if the run was
         given a cancellation token; otherwise on the event loop, which it blocks."""
         # Most are plain functions, and `inspect` takes as long as the rest of a node.
         self.is_async = fn.__code__.co_flags & ASYNC_FLAGS != 0 if type(fn) is FunctionType else _is_async(fn)
         self.isolation = isolation
-        """`process` runs it in a process of its own, which a cancel really ends."""
+        """`process` runs the function in a process of its own, which a cancel really ends."""
         if blocking or isolation is not None:
             self._check_options()
 
@@ -85,12 +85,12 @@ class FunctionNode:
 
 
 def type_of(node: object) -> str:
-    """What a node is called in traces and pictures: `function`, `graph`, or the name of its class."""
+    """Return the type of a node in traces and charts: `function`, `graph`, or the name of its class."""
     return "function" if type(node) is FunctionNode else getattr(type(node), "node_type", None) or type(node).__name__
 
 
 def is_stream(value: object) -> bool:
-    """Whether a node streams: what it returned gives its value piece by piece."""
+    """Whether the returned value is a stream of pieces."""
     return isinstance(value, AsyncIterator)
 
 

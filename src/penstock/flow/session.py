@@ -9,7 +9,7 @@ from penstock.errors import InvalidValue
 
 
 class Session:
-    """A set of nodes that live longer than one run: terminals, browsers, graphs."""
+    """A set of nodes that outlive single runs: terminals, browsers, graphs."""
 
     def __init__(self, name: str = "default") -> None:
         checks.text("name", name, minimum=1)
@@ -17,7 +17,7 @@ class Session:
         self._nodes: dict[str, Any] = {}
 
     def register(self, node: Any) -> None:
-        """Make the node known by its id; an id is taken once."""
+        """Register the node under its id, which no other node of the session may have."""
         named = getattr(node, "id", None)
         if not isinstance(named, str) or not named:
             raise InvalidValue("node", node, "an object with an id")
@@ -28,15 +28,15 @@ class Session:
         self._nodes[named] = node
 
     def unregister(self, node_id: str) -> None:
-        """Forget the node, if it is known."""
+        """Remove the node, if it is registered."""
         self._nodes.pop(node_id, None)
 
     def get_node(self, node_id: str) -> Any | None:
-        """The node of that id; None if there is none."""
+        """Return the node with that id; None if there is none."""
         return self._nodes.get(node_id)
 
     def list_nodes(self) -> list[str]:
-        """The ids of all nodes, in the order they were registered."""
+        """Return the ids of all nodes, in the order in which they were registered."""
         return list(self._nodes)
 
     def __contains__(self, node_id: object) -> bool:

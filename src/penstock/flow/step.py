@@ -1,6 +1,6 @@
 """One step of a graph, and its events.
 
-Knows nodes and functions. Of the graph around it, it knows only what `StepGraph` lists.
+Knows nodes and functions. Of its graph, it knows only what `StepGraph` lists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.tracing.jsonable import jsonable
 R = TypeVar("R")
 
 InputFn = Callable[[Mapping[str, Any]], Any]
-"""Makes a step's input from the results so far."""
+"""Computes a step's input from the results so far."""
 StepFunction = Callable[[ExecutionContext], R]
 """A function that a step can run: sync or async, or a generator that streams."""
 
@@ -34,7 +34,7 @@ A_NODE = "an object with an id and execute(context), such as FunctionNode(id, fn
 
 
 class StepGraph(Protocol):
-    """The graph of a step, as far as steps, their compilation and their execution need it."""
+    """The part of a step's graph that steps, their compilation and their execution need."""
 
     id: str
     session: Session | None
@@ -56,7 +56,7 @@ class Step:
     __slots__ = ("_graph", "before", "error_policy", "id", "input", "input_fn", "node", "node_id", "sub_budget")
 
     _graph: StepGraph
-    """The graph it belongs to; missing until it is added to one."""
+    """The graph of the step; missing until it is added to one."""
 
     def __init__(
         self,
@@ -94,26 +94,26 @@ class Step:
             checks.instance(_field("sub_budget", id), sub_budget, Budget, none="no budget of its own")
         self.id = id
         self.node = node
-        """What it runs; None if it refers to a node of the session."""
+        """The node; None if the step refers to a node of the session."""
         self.node_id = node_id
         self.input = input
         self.input_fn = input_fn
         self.before = () if depends_on is None else step_ids(id, depends_on, _id_of)
-        """The ids of the steps it waits for."""
+        """The ids of the steps it depends on."""
         self.error_policy = error_policy
         self.sub_budget = sub_budget
 
     @property
     def depends_on(self) -> list[str]:
-        """The ids of the steps it waits for; to change them, use `>>` or `Graph.chain`."""
+        """The ids of the steps it depends on; to change them, use `>>` or `Graph.chain`."""
         return list(self.before)
 
     def __rshift__(self, after: Step | Iterable[Step]) -> Any:
-        """Make `after` wait for this step; a list means each of them."""
+        """Make `after`, or each step of a list, depend on this step."""
         return Steps(_its_graph(self), [self]) >> after
 
     def __rrshift__(self, before: Iterable[Step]) -> Step:
-        """Make this step wait for each of a list."""
+        """Make this step depend on each step of a list."""
         Steps(_its_graph(self), list(before)) >> self
         return self
 
@@ -156,7 +156,7 @@ class FunctionStep(Step, Generic[R]):
 
 
 class Steps:
-    """Several steps at once, as in `a >> [b, c] >> d`."""
+    """Several steps together, as in `a >> [b, c] >> d`."""
 
     __slots__ = ("_graph", "steps")
 
@@ -176,26 +176,26 @@ class Steps:
 
 
 Reference = str | Step | StepFunction[Any]
-"""How a graph refers to one of its steps: by its id, the step itself, or the function that it alone runs."""
+"""A reference to a step of a graph: its id, the step itself, or a function that no other step runs."""
 
 
 def is_node(candidate: Any) -> bool:
-    """Whether a step can run it."""
+    """Whether a step can run the value."""
     return isinstance(getattr(candidate, "id", None), str) and callable(getattr(candidate, "execute", None))
 
 
 def is_function(candidate: object) -> bool:
-    """Whether it can be made a node: something callable that is neither a class nor a node."""
+    """Whether the value can be made a node: a callable that is neither a class nor a node."""
     return not is_node(candidate) and callable(candidate) and not isinstance(candidate, type)
 
 
 def graph_of(step: Step) -> StepGraph | None:
-    """The graph that the step was added to."""
+    """Return the graph of the step."""
     return getattr(step, "_graph", None)
 
 
 def step_ids(step_id: str, depends_on: object, id_of: Callable[[str, object], str]) -> tuple[str, ...]:
-    """The ids in `depends_on`, each once; `id_of` finds that of a reference which is no text."""
+    """Return the ids in `depends_on` without repetitions; `id_of` resolves references that are not text."""
     if (type(depends_on) is list or type(depends_on) is tuple) and len(depends_on) == 1 and type(depends_on[0]) is str:
         return tuple(depends_on)  # as nearly every step has it
     field = _field("depends_on", step_id)
@@ -218,7 +218,7 @@ def _field(name: str, step_id: object) -> str:
 
 
 def _name_of(fn: object) -> str:
-    """The name a function was defined with; empty for a lambda, and for an object that is called."""
+    """Return the name a function was defined with; empty for lambdas and callable objects."""
     while isinstance(fn, partial):
         fn = fn.func
     name = getattr(fn, "__name__", "")
@@ -242,15 +242,15 @@ class StepEvent:
     event_type: StepEventType
     graph_id: str
     step_id: str
-    """For a nested graph, with the steps of the outer graphs before it: `outer/inner`."""
+    """The id; in a nested graph, after the ids of the outer steps: `outer/inner`."""
     node_id: str
     run_id: str
     timestamp: datetime
     data: Any = None
-    """The result, the piece, the error, or the reason it was skipped."""
+    """The result, the piece, the error, or the reason for skipping."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as JSON data."""
+        """Return the event as JSON data."""
         return {
             "event_type": self.event_type,
             "graph_id": self.graph_id,

@@ -1,7 +1,7 @@
-"""What a graph did, step by step, for people to read.
+"""Traces of graphs: what happened, step by step.
 
-A trace is opt-in: it is passed to the context, and every graph that runs there notes which of the run's records are
-its steps. The records are made anyway; what is shown here is computed from them when it is read.
+A trace is opt-in: it is passed to the context, and every graph that runs there registers which records of the run are
+its steps. The records exist anyway; a trace computes its content from them when it is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_DEPTH = 10_000
 
 @dataclass(slots=True)
 class StepTrace:
-    """One attempt of one step; a skip and a fallback are attempts too."""
+    """One attempt of one step; skips and fallbacks are attempts too."""
 
     step_id: str
     node_id: str
@@ -44,7 +44,7 @@ class StepTrace:
     end_time: datetime
     duration_ms: float
     tokens_used: int = 0
-    """What the step used, everything inside it included."""
+    """Tokens used by the step, including everything inside it."""
     metadata: dict[str, Any] = field(default_factory=dict)
     cost_usd: float = 0.0
     status: str = "success"
@@ -53,11 +53,11 @@ class StepTrace:
     call_id: str = ""
     """The call in the run's tree."""
     parent_step: str | None = None
-    """The step of the outer graph, if this one stands in a nested graph."""
+    """The step of the outer graph, for a step of a nested graph."""
     depth: int = 0
-    """How many graphs it is inside of, the outermost apart."""
+    """Number of nested graphs around the step."""
     unknown_costs: int = 0
-    """Number of calls inside it whose cost is unknown, and not in `cost_usd`."""
+    """Number of calls inside it with an unknown cost, which is not in `cost_usd`."""
 
     def __post_init__(self) -> None:
         for name in ("step_id", "node_id", "node_type", "status", "call_id"):
@@ -77,7 +77,7 @@ class StepTrace:
         checks.integer("unknown_costs", self.unknown_costs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as JSON data."""
+        """Return the step as JSON data."""
         return {
             "step_id": self.step_id,
             "node_id": self.node_id,
@@ -101,12 +101,12 @@ class StepTrace:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> StepTrace:
-        """The step that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
+        """Return the step that `to_dict` wrote; raises InvalidValue, which names the invalid field."""
         return _read(cls, document, "step", _STEP_FIELDS, _STEP_REQUIRED)
 
 
 class _Section:
-    """What one execution of one graph has noted."""
+    """The steps that one execution of one graph has registered."""
 
     __slots__ = ("index", "inputs", "journal", "results", "run")
 
@@ -126,15 +126,15 @@ class _Section:
 
 
 class _Measured:
-    """The figures of a trace, which grow while a graph runs: read from the run, and assignable all the same."""
+    """The figures of a trace: read from the run while a graph runs, and assignable."""
 
     _steps: list[StepTrace]
     """Steps that were given, added, or read after their graph had ended."""
     _sections: list[_Section] | None = None
-    """What graphs have noted since; None before the first."""
+    """Sections registered since; None before the first."""
     _inside = 0
     _context: ExecutionContext | None = None
-    """The context of the graph that runs now."""
+    """The context of the running graph."""
     _before = (0, 0, 0)
     _tokens = 0
     _nanos = 0
@@ -142,9 +142,10 @@ class _Measured:
 
     @property
     def steps(self) -> list[StepTrace]:
-        """The steps that were given or added, then every attempt of every step that ran, in the order they began.
+        """Steps that were given or added, then every attempt of every step that ran, in the order in which they began.
 
-        The trace's own list, except while a graph runs: then it is a new one each time. Assigning replaces all steps.
+        The list belongs to the trace, except while a graph runs: then it is a new one each time. Assigning replaces all
+        steps.
         """
         if self._sections:
             numbered = [one for section in self._sections for one in _steps_of(section, self._sections)]
@@ -167,7 +168,7 @@ class _Measured:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that were used while the graph ran, and those of added steps."""
+        """Tokens used while the graph ran, plus those of added steps."""
         return self._figures()[0]
 
     @total_tokens.setter
@@ -178,7 +179,7 @@ class _Measured:
 
     @property
     def total_cost(self) -> float:
-        """US dollars that were spent while the graph ran, and those of added steps."""
+        """US dollars spent while the graph ran, plus those of added steps."""
         return to_usd(self._figures()[1])
 
     @total_cost.setter
@@ -189,7 +190,7 @@ class _Measured:
 
     @property
     def unknown_costs(self) -> int:
-        """Number of calls whose cost is unknown: with some, `total_cost` is a lower bound."""
+        """Number of calls with an unknown cost; if there are any, `total_cost` is a lower bound."""
         return self._figures()[2]
 
     @unknown_costs.setter
@@ -199,7 +200,7 @@ class _Measured:
             self._unknown += count - self._figures()[2]
 
     def _figures(self) -> tuple[int, int, int]:
-        """Tokens, nano-dollars and calls of unknown cost so far."""
+        """Return tokens, nano-dollars and calls of unknown cost so far."""
         if self._context is None:
             return self._tokens, self._nanos, self._unknown
         tokens, nanos, unknown = _used(self._context)
@@ -209,7 +210,7 @@ class _Measured:
 
 @dataclass(repr=False)
 class ExecutionTrace(_Measured):
-    """What happened in a graph, and in the graphs inside it. Pass one as `trace=` to an ExecutionContext."""
+    """The history of a graph and of its nested graphs. Pass one as `trace=` to an ExecutionContext."""
 
     graph_id: str
     start_time: datetime = field(default_factory=lambda: datetime.now().astimezone())
@@ -240,7 +241,7 @@ class ExecutionTrace(_Measured):
         inputs: list[Any] | None,
         index: Mapping[str, int],
     ) -> None:
-        """A graph begins: its steps will be found in `journal`."""
+        """Register a graph that begins; its steps will be found in `journal`."""
         if self._sections is None:
             self._sections = []
         self._sections.append(_Section(run, journal, results, inputs or [], index))
@@ -254,7 +255,7 @@ class ExecutionTrace(_Measured):
         self._unknown += step.unknown_costs
 
     def during(self, context: ExecutionContext) -> AbstractContextManager[None]:
-        """The status of the outermost graph is that of the trace; what its context uses meanwhile is the total."""
+        """Follow the execution of a graph: the outermost one sets the trace's status, and its context the totals."""
         return _During(self, context)
 
     def _end(self, run: Run, status: TraceStatus, error: str | None) -> None:
@@ -266,7 +267,7 @@ class ExecutionTrace(_Measured):
     # Read by people.
 
     def explain(self) -> str:
-        """The execution in lines: every attempt with its time, cost and error."""
+        """Return the execution as lines: every attempt with its time, cost and error."""
         lines = [f"Graph: {self.graph_id}", f"Status: {self.status}"]
         steps = self.steps
         for step in steps:
@@ -282,7 +283,7 @@ class ExecutionTrace(_Measured):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace as JSON data."""
+        """Return the trace as JSON data."""
         return {
             "graph_id": self.graph_id,
             "start_time": self.start_time.isoformat(),
@@ -297,7 +298,7 @@ class ExecutionTrace(_Measured):
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ExecutionTrace:
-        """The trace that `to_dict` wrote; InvalidValue names what is missing, unknown or of another kind."""
+        """Return the trace that `to_dict` wrote; raises InvalidValue, which names the invalid field."""
         given: object = document
         fields_given = given if not isinstance(given, Mapping) else {**given}
         unknown_costs = fields_given.pop("unknown_costs", 0) if isinstance(fields_given, dict) else 0
@@ -313,7 +314,7 @@ class ExecutionTrace(_Measured):
 
 
 class _During:
-    """A graph that runs under a trace; no generator, because every traced execution pays for it."""
+    """A graph that runs under a trace; a class because a generator would cost every traced execution more."""
 
     __slots__ = ("context", "trace")
 
@@ -343,7 +344,7 @@ class _During:
 
 
 def _used(context: ExecutionContext) -> tuple[int, int, int]:
-    """Tokens, nano-dollars and calls of unknown cost so far; exact also where the run no longer keeps every call."""
+    """Return tokens, nano-dollars and calls of unknown cost so far; exact even if the run does not keep every call."""
     account, run = context._account, context._run
     with run.lock:  # all of one instant
         spent = account.committed - account.held - account.unresolved
@@ -351,7 +352,7 @@ def _used(context: ExecutionContext) -> tuple[int, int, int]:
 
 
 def _unknown(calls: int) -> dict[str, int]:
-    """What a document says of calls of unknown cost: nothing if there are none."""
+    """Return the field for calls of unknown cost; empty if there are none."""
     return {"unknown_costs": calls} if calls else {}
 
 
@@ -421,7 +422,7 @@ def _outer_step(record: CallRecord, numbers: Mapping[int, CallRecord]) -> tuple[
 
 
 def _usage_below(run: Run) -> dict[int, tuple[int, int, int]]:
-    """Tokens, cost and number of calls of unknown cost of each call, everything below it included."""
+    """Return tokens, cost and number of calls of unknown cost of each call, including everything below it."""
     _, calls = run.graph.calls()
     folded = list(run.graph.folded.items())
     usage = {number: (one.tokens_in + one.tokens_out, one.cost, 0) for number, one in folded}
@@ -465,7 +466,7 @@ def _what(step: StepTrace) -> str:
 
 
 class _Unreadable(Exception):
-    """A value that is not of the kind its field has."""
+    """A value has the wrong type for its field."""
 
 
 def _anything(value: Any) -> Any:
@@ -563,7 +564,7 @@ _TRACE_FIELDS: Mapping[str, _Field] = {
 
 _STEP_REQUIRED = tuple(one.name for one in fields(StepTrace) if one.default is one.default_factory is MISSING)
 _TRACE_REQUIRED = ("graph_id", "start_time")
-"""A new trace may leave its start out, and begins now; one that was written began when it says."""
+"""A new trace may omit its start and begins now; a stored one has its start."""
 
 T = TypeVar("T")
 
@@ -576,7 +577,7 @@ def _value(path: str, value: Any, expected: str, read: Callable[[Any], Any]) -> 
 
 
 def _read(kind: type[T], document: object, path: str, known: Mapping[str, _Field], required: Sequence[str]) -> T:
-    """One of `kind` from its JSON data."""
+    """Return a `kind` from its JSON data."""
     if not isinstance(document, Mapping):
         raise InvalidValue(path, document, "a JSON object, as to_dict() writes it")
     for name in document:

@@ -237,7 +237,7 @@ class Control:
         requests = await self._context.stores.cancels.of(run_id)
         run = await self.found(run_id)
         if run.status != "halted":
-            raise Conflict(f"run {run_id!r} is {run.status}: only a run that a limit has halted is granted more")
+            raise Conflict(f"run {run_id!r} is {run.status}: only a run halted by a limit can be granted more")
         refusal = None if run.halt is None else grant_refusal(run, run.halt, more)
         if refusal is not None:
             raise Conflict(refusal)

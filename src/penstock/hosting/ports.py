@@ -333,7 +333,7 @@ class RunIdConflict(RunIdTaken):
         self.fields = tuple(fields)
         # The contents of another owner's run must not be discoverable by guessing until the message changes.
         differs = "owner" if "owner" in fields else ", ".join(fields)
-        super().__init__(f"run {known.id!r} is there with another {differs}; give this one an id of its own")
+        super().__init__(f"run {known.id!r} exists and differs in its {differs}; choose another id")
 
 
 BillState = Literal["unresolved", "unknown"]

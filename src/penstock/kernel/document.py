@@ -1,12 +1,12 @@
-"""Graph JSON as an editor writes it, to a GraphSpec and back.
+"""Read graph JSON as an editor writes it into a GraphSpec, and write it back.
 
-What comes in may be hostile. In this order: the size is bounded, the text is read as strict JSON, every value is looked
-at and copied (depth, numbers, text that cannot be encoded), and only then pydantic looks at the shape. `parse_graph`
-lists all that one step finds, up to MAX_PROBLEMS, and the first step that finds something is the last.
+The input may be hostile. In this order: the size is bounded; the text is read as strict JSON; every value is checked
+and copied (depth, numbers, text that cannot be encoded); only then does pydantic check the shape. `parse_graph` reports
+all problems that one step finds, up to MAX_PROBLEMS; the steps after it do not run.
 
-`read_loosely` continues: it returns the graph as far as it can be read, for `validate`, which checks whether it can run
-and passes over values of the wrong type. Nodes and edges keep their positions, so that all paths are those of the
-document.
+`read_loosely` continues after problems: it returns as much of the graph as can be read, for `validate`, which checks
+whether the graph can run and ignores values of the wrong type. Nodes and edges keep their positions, so that all paths
+are those of the document.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ MAX_VALUES = 5_000_000
 MAX_WHOLE_NUMBER = 2**63 - 1
 PIECE = 1_000
 SMALL = 2_000
-"""So many values are read sooner than a thread is found for it; a plain node with an edge has about twenty."""
+"""Number of values that are read faster inline than on a thread; a plain node with an edge has about twenty."""
 
 STEP = re.compile(r"\.\w+|\[[^\]]*\]")
-"""One step of a path, as `_step` writes them."""
+"""One step of a path, as `_step` writes it."""
 
 T = TypeVar("T")
 
@@ -60,11 +60,11 @@ CODES: Mapping[str, str] = {
     "too_long": "too_large",
     "finite_number": "bad_number",
 }
-"""What we call the errors pydantic finds; any other is a wrong_type."""
+"""Our codes for the errors of pydantic; any other error is a wrong_type."""
 
 
 def parse_graph(document: str | bytes | bytearray | Mapping[str, Any]) -> GraphSpec:
-    """The graph in `document`; GraphInvalid has every problem of one that is not well formed."""
+    """Return the graph in `document`; raises GraphInvalid with every problem of a malformed one."""
     decoded = document if isinstance(document, Mapping) else _decoded(document)
     _raise_any(_too_large(decoded))
     problems: list[Problem] = []
@@ -74,7 +74,9 @@ def parse_graph(document: str | bytes | bytearray | Mapping[str, Any]) -> GraphS
 
 
 def parse_part(document: Mapping[str, Any]) -> GraphSpec:
-    """The graph in a part of a document that `parse_graph` has read: looked at for its shape alone, and not copied."""
+    """Return the graph in a part of a document that `parse_graph` has read: only its shape is checked, and nothing is
+    copied.
+    """
     _raise_any(_too_large(document))
     return _shaped(document)
 
@@ -82,10 +84,11 @@ def parse_part(document: Mapping[str, Any]) -> GraphSpec:
 def read_loosely(
     document: str | bytes | bytearray | Mapping[str, Any], *, is_part: bool = False
 ) -> tuple[GraphSpec | None, list[Problem]]:
-    """The graph as far as it can be read, and every problem of its JSON; None if its nodes cannot be found.
+    """Return as much of the graph as can be read, and every problem of its JSON; None if the nodes cannot be found.
 
-    A name that is missing or has the wrong type is "" in the graph, which `validate` takes for none. For `parse_graph`,
-    a graph with problems is invalid. A part of a document that was read is looked at for its shape alone.
+    A name that is missing or has the wrong type is "" in the graph, which `validate` treats as missing. For
+    `parse_graph`, a graph with problems is invalid. Of a part of a document that was already read, only the shape is
+    checked.
     """
     problems: list[Problem] = []
     try:
@@ -102,21 +105,21 @@ def read_loosely(
 
 
 def without_repeats(first: Sequence[Problem], second: Iterable[Problem]) -> list[Problem]:
-    """Both lists, up to MAX_PROBLEMS; a problem of the second at or inside a place of the first is left out."""
+    """Join both lists, up to MAX_PROBLEMS; a problem of the second at or inside a place of the first is omitted."""
     places = {problem.path for problem in first}
     new = (problem for problem in second if places.isdisjoint(_places_around(problem.path)))
     return [*first, *islice(new, max(0, MAX_PROBLEMS - len(first)))] if places else list(islice(second, MAX_PROBLEMS))
 
 
 def _places_around(path: str) -> Iterator[str]:
-    """The path and those of the values around it, except the lists of a graph and the graph itself."""
+    """Return the path and those of its containers, except the lists of a graph and the graph itself."""
     yield path
     for step in reversed(list(STEP.finditer(path))[2:]):
         yield path[: step.start()]
 
 
 def is_large(document: Mapping[str, Any]) -> bool:
-    """Whether reading it takes so long that others should not have to wait for it, graphs inside it included."""
+    """Whether reading the document, nested graphs included, takes so long that it should not block others."""
     left = SMALL
     todo: list[Any] = [document]
     while todo:
@@ -130,7 +133,7 @@ def is_large(document: Mapping[str, Any]) -> bool:
 
 
 def graph_to_json(graph: GraphSpec) -> dict[str, Any]:
-    """The graph as `parse_graph` reads it, with every handle and channel written out."""
+    """Return the graph as `parse_graph` reads it, with every handle and channel written out."""
     return {
         "id": graph.id,
         "nodes": [_node_to_json(node) for node in graph.nodes],
@@ -162,12 +165,12 @@ def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {shown(twice)} is there twice in one object")
+        raise ValueError(f"the key {shown(twice)} occurs twice in one object")
     return found
 
 
 def _too_large(decoded: Any) -> Iterator[Problem]:
-    """What can be refused by counting alone."""
+    """Return the problems that counting alone finds."""
     for what, limit in (("nodes", MAX_NODES), ("edges", MAX_EDGES)):
         listed = decoded.get(what) if isinstance(decoded, Mapping) else None
         if isinstance(listed, (list, tuple)) and len(listed) > limit:
@@ -181,14 +184,14 @@ def _raise_any(problems: Iterator[Problem] | list[Problem]) -> None:
 
 
 Path = Callable[[], str]
-"""Where we are; spelled out only when there is something to say."""
+"""The path of the current value, joined only when there is a problem to report."""
 
 
 class _Copying:
-    """Copies a value that is JSON all through, and notes where it is not.
+    """Copies a JSON value, and records the places that are not JSON.
 
-    The copy is what makes a graph independent of the document it came from. Depth bounds the recursion, and a count the
-    work: an object that contains itself many times over is small to hand in and endless to walk.
+    The copy makes a graph independent of the document it came from. Depth bounds the recursion, and a count bounds the
+    work: an object that contains itself many times is small to send and endless to walk.
     """
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -262,14 +265,14 @@ def _shown(value: object) -> str:
 
 
 def _step(key: str | int) -> str:
-    """One step of a JSON path: `.name`, `[3]`, or `["any other name"]`."""
+    """Return one step of a JSON path: `.name`, `[3]`, or `["any other name"]`."""
     if isinstance(key, int):
         return f"[{key}]"
     return f".{key}" if key.isidentifier() else f"[{json.dumps(key[:80])}]"
 
 
 def _shaped(plain: Any) -> GraphSpec:
-    """The graph in a value that is JSON all through."""
+    """Return the graph in a value that is known to be JSON."""
     outline, nodes, edges, problems = _shape(plain)
     if outline is None or problems:
         raise GraphInvalid(problems)
@@ -277,7 +280,7 @@ def _shaped(plain: Any) -> GraphSpec:
 
 
 def _shape(plain: Any) -> tuple[Outline | None, list[Node], list[Edge], list[Problem]]:
-    """What has the right shape, and all problems; lists are looked at in pieces, to stop at MAX_PROBLEMS."""
+    """Return what has the right shape, and all problems; lists are checked in chunks, to stop at MAX_PROBLEMS."""
     from penstock.kernel.schema import EDGES, NODES, OUTLINE
 
     problems: list[Problem] = []
@@ -289,7 +292,7 @@ def _shape(plain: Any) -> tuple[Outline | None, list[Node], list[Edge], list[Pro
 
 
 def _loose_graph(plain: Any) -> GraphSpec | None:
-    """The graph in a value that does not have its shape; None if it has no nodes to look at."""
+    """Return the graph in a value that does not have its shape; None if it has no list of nodes."""
     if not isinstance(plain, dict) or not isinstance(plain.get("nodes"), list):
         return None
     edges = plain.get("edges")
@@ -318,7 +321,7 @@ def _loose_edge(edge: Any) -> EdgeSpec:
 
 
 def _name(fields: Mapping[str, Any], name: str, default: str = "") -> str:
-    """The text in a field; `default` if it is null or missing, and "", which is no name, if it is not text."""
+    """Return the text in a field: `default` if it is null or missing, "" (not a valid name) if it is not text."""
     value = fields.get(name)
     return default if value is None else value if isinstance(value, str) else ""
 
@@ -334,7 +337,7 @@ def _checked_list(adapter: TypeAdapter[list[T]], listed: Any, what: str, problem
 def _checked(
     adapter: TypeAdapter[T], value: Any, above: tuple[str, ...], first: int, problems: list[Problem]
 ) -> T | None:
-    """`value` if it has the shape; otherwise the problems, at `above` and counted from `first`."""
+    """Return `value` if it has the shape, otherwise the problems with paths below `above`, counted from `first`."""
     from pydantic import ValidationError
 
     try:

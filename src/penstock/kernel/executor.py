@@ -1,14 +1,14 @@
-"""What runs the nodes of a type, and the typed values that nodes exchange.
+"""Executors, which run the nodes of a type, and the typed values that nodes exchange.
 
-An executor has `execute`, and `materialize` if others may link to it. It may declare its handles; what is declared is
-checked before a graph runs, what is not is open. The kernel calls executors by these names and knows nothing else of
-them.
+An executor has `execute`, and `materialize` if other nodes may link to it. It may declare its handles: declared handles
+are checked before a graph runs, undeclared ones accept anything. The kernel calls executors by these names and knows
+nothing else about them.
 
-Installed packages offer executors as entry points of the group `penstock.executors`, each under the name of its node
+Installed packages provide executors as entry points of the group `penstock.executors`, each under the name of its node
 type. Each is loaded when its type is first used, so that a broken one does no harm until a graph names it.
 
-A value that moves along an edge says its type. Where the types of both ends differ, a conversion must have been
-declared: nothing is converted by guessing, and one that fails says where, from what, to what, and why.
+A value on an edge carries its type. Where the types of both ends differ, a conversion must have been declared. Nothing
+is converted by guessing, and a failed conversion names the place, both types and the reason.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class DataValue:
 
 @dataclass(frozen=True, slots=True)
 class PartialValue(DataValue):
-    """A value that is not whole, such as an answer that came to its limit; stays one where it is handed on as it is."""
+    """An incomplete value, such as a truncated answer; it stays one where it is passed on unchanged."""
 
     finish_reason: str
-    """Why it ends before its own end, in a word, such as `length`."""
+    """Reason why it is incomplete, in one word, such as `length`."""
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value; any, for what has none of its own."""
+    """Return the type of a JSON value; any for a value without a type of its own."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, str):
@@ -77,7 +77,7 @@ def as_text(value: Any) -> str:
 
 
 class ConversionFailed(PenstockError):
-    """A value could not become what the handle it arrived at takes."""
+    """A value cannot be converted to the type of the handle that it reached."""
 
     def __init__(self, path: str, given: str, wanted: str, why: str) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class ConversionFailed(PenstockError):
 
 
 class Conversions:
-    """Which types become which, and how. Never changes: `extended` makes a new one."""
+    """Conversions between types. Immutable: `extended` returns a new one."""
 
     __slots__ = ("_table",)
 
@@ -99,20 +99,22 @@ class Conversions:
                 raise InvalidValue(f"conversion from {given} to {wanted}", convert, "a function of one value")
 
     def extended(self, table: Mapping[tuple[str, str], Convert]) -> Conversions:
-        """These conversions and those of `table`, which hold where both have one; each raises if it cannot convert."""
+        """Return these conversions and those of `table`, which takes precedence; a conversion raises if it is not
+        possible.
+        """
         return Conversions({**self._table, **table})
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Which types become which."""
+        """The pairs of types that can be converted."""
         return list(self._table)
 
     def fits(self, given: str, wanted: str) -> bool:
-        """Whether a value of type `given` can arrive where `wanted` is taken; any fits everywhere."""
+        """Whether a value of type `given` is accepted where `wanted` is expected; any is accepted everywhere."""
         return given == wanted or ANY in (given, wanted) or (given, wanted) in self._table
 
     def convert(self, value: DataValue, wanted: str, path: str) -> DataValue:
-        """`value` as a `wanted`; ConversionFailed names `path` if that is not declared or does not work."""
+        """Return `value` converted to `wanted`; raises ConversionFailed, which names `path`."""
         if value.type == wanted or ANY in (value.type, wanted):
             return value
         convert = self._table.get((value.type, wanted))
@@ -171,11 +173,11 @@ STANDARD_CONVERSIONS = Conversions(
         ("boolean", "list"): _as_only_item,
     }
 )
-"""What becomes what, if nothing else is declared."""
+"""The default conversions."""
 
 
 GROUP = "penstock.executors"
-"""The group of entry points under which packages offer executors."""
+"""Group of entry points under which packages provide executors."""
 
 Many = Literal["one", "list", "first"]
 Side = Literal["inputs", "outputs"]
@@ -183,13 +185,13 @@ Side = Literal["inputs", "outputs"]
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A place where edges arrive or leave: its type, its channel, and what several edges into it mean."""
+    """Where edges enter or leave a node: its type, its channel, and what several edges into it mean."""
 
     name: str
     type: str = ANY
     channel: Channel = "flow"
     many: Many = "one"
-    """one: a second edge is an error; list: all values in the order of the edges; first: the first that is live."""
+    """one: a second edge is an error; list: all values in the order of the edges; first: the first live one."""
     required: bool = False
 
     def __post_init__(self) -> None:
@@ -217,8 +219,8 @@ class ExecutionResult:
 class NodeExecutor(Protocol):
     """The code behind a node type.
 
-    May also have `materialize(data, output_handle, context)`, and its handles as `inputs` and `outputs`. Something that
-    has `materialize` alone can be linked to, and does not run.
+    It may also have `materialize(data, output_handle, context)`, and declare its handles as `inputs` and `outputs`. A
+    type that has only `materialize` can be linked to, and does not run.
     """
 
     def execute(self, data: Mapping[str, Any], inputs: Mapping[str, DataValue], context: Any) -> Any:
@@ -226,7 +228,7 @@ class NodeExecutor(Protocol):
 
 
 class ExecutorBroken(PenstockError):
-    """An executor that a package offers cannot be used."""
+    """An executor provided by a package cannot be used."""
 
     def __init__(self, node_type: str, offered: str, why: str) -> None:
         self.node_type = node_type
@@ -257,7 +259,7 @@ class ExecutorRegistry:
 
     @classmethod
     def from_entry_points(cls) -> ExecutorRegistry:
-        """Every executor that installed packages offer; each is loaded when its type is first used."""
+        """Return a registry of all executors of installed packages; each is loaded when its type is first used."""
         made = cls()
         for offered in _installed():
             same_type = made._offered.setdefault(offered.name, [])
@@ -266,7 +268,7 @@ class ExecutorRegistry:
         return made
 
     def register(self, node_type: str, executor: Any) -> None:
-        """Let `executor` run nodes of this type; a type is taken once. Its handles are read here, once."""
+        """Register `executor` for nodes of this type, which must be new. Its handles are read now, once."""
         named: object = node_type
         if not isinstance(named, str) or not named:
             raise InvalidValue("node_type", node_type, "a name")
@@ -298,14 +300,14 @@ class ExecutorRegistry:
         return registered.executor
 
     def handles(self, node_type: str, side: Side) -> Mapping[str, Handle] | None:
-        """The handles a type declares on that side, by name; None if it leaves them open or is not registered."""
+        """Return the handles that a type declares on that side, by name; None if it declares none or is unknown."""
         registered = self._found(node_type)
         if registered is None:
             return None
         return registered.inputs if side == "inputs" else registered.outputs
 
     def can(self, node_type: str, act: Literal["execute", "materialize"]) -> bool:
-        """Whether nodes of this type run, or can be linked to; what is not registered may be able to do anything."""
+        """Whether nodes of this type run, or can be linked to; true for types that are not registered."""
         registered = self._found(node_type)
         return registered is None or callable(getattr(registered.executor, act, None))
 
@@ -329,7 +331,7 @@ class ExecutorRegistry:
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    """What installed packages offer: looked up once, because that reads a file of every one of them."""
+    """Return the executors of installed packages; looked up once, because that reads a file of every package."""
     from importlib.metadata import entry_points
 
     return tuple(entry_points(group=GROUP))

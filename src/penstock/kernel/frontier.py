@@ -1,19 +1,19 @@
-"""Which nodes may run next, and what becomes of them when one fails.
+"""Which nodes may run next, and what happens to the others when one fails.
 
 Pure bookkeeping: no clock, no I/O, nothing awaited. The scheduler drives it; tests drive it by hand.
 
 Every incoming flow edge of a node is *open* until its source has ended, and then *live* (a value came through it) or
-*dead* (its source was skipped, or did not use that handle). A node is ready when no edge into it is open and one of
-them is live, or when none leads to it; it is skipped when none is live. Skipping a node makes the edges out of it
-dead, and so on. Where a node needs all that leads to it (`needs_all`), one dead edge is enough to skip it.
+*dead* (its source was skipped, or did not use that handle). A node is ready when no edge into it is open and at least
+one is live, or when it has no incoming edge; it is skipped when none is live. Skipping a node makes the edges out of it
+dead, and so on. Where a node needs all of its edges (`needs_all`), one dead edge is enough to skip it.
 
-How a graph settles decides what a failure means for the other nodes, and when the graph has what it needs:
+The settle policy of a graph decides what a failure means for the other nodes, and when the graph has its result:
 
-    fail_fast    the first failure decides: nothing more starts, what runs is stopped
-    collect      everything that does not hang on the failure runs to its end
-    quorum(n)    n of the last nodes (those nothing comes after) are enough; `first` is quorum(1)
+    fail_fast    the first failure decides: nothing more starts, running nodes are stopped
+    collect      everything that does not depend on the failed node runs to its end
+    quorum(n)    n of the last nodes (those without successors) are enough; `first` is quorum(1)
 
-Each is a kind of frontier, so that the code that drives one drives them all.
+Each policy is a kind of frontier, so that the same code drives all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAITING, READY, DONE, SKIPPED = range(4)
 
 
 class Frontier:
-    """The moving edge between what has run and what has not."""
+    """The boundary between the nodes that have run and those that have not."""
 
     __slots__ = ("_doomed", "_live", "_needs_all", "_open", "decided", "plan", "remaining", "skipped", "state")
 
@@ -44,14 +44,14 @@ class Frontier:
         self._live = bytearray(plan.size)
         self.state = bytearray(plan.size)
         self.skipped: list[int] = []
-        """Nodes that will not run because nothing came to them, in the order that became known."""
+        """Nodes that will not run because no value reached them, in the order in which that became known."""
         self.remaining = plan.size
         """Nodes that have neither ended nor been skipped."""
         self.decided = False
-        """Whether what the graph comes to is known: nothing more is to be started, and what still runs is to stop."""
+        """Whether the result of the graph is decided: nothing more starts, and running nodes are stopped."""
 
     def start(self) -> list[int]:
-        """The nodes that may run immediately; a second call returns none."""
+        """Return the nodes that may run immediately; a second call returns none."""
         state = self.state
         ready = [node for node in self.plan.entries if state[node] == WAITING]
         for node in ready:
@@ -59,7 +59,9 @@ class Frontier:
         return ready
 
     def finish(self, node: int, used: Collection[str] | None = None) -> list[int]:
-        """`node` has ended; the nodes that became ready. `used` are the handles it gave values on; None is all."""
+        """Record that `node` has ended, and return the nodes that became ready. `used` are the handles with values;
+        None is all.
+        """
         plan, state, open_, live = self.plan, self.state, self._open, self._live
         if state[node] != READY:
             raise InvalidValue("node", plan.ids[node], "one that was ready and has not ended")
@@ -87,15 +89,17 @@ class Frontier:
         return ready
 
     def fail(self, node: int) -> list[int]:
-        """`node` failed for good; the nodes that became ready. By default the others continue as far as they can."""
+        """Record that `node` failed for good; return the nodes that became ready. By default the others continue."""
         return self.drop(node)
 
     def drop(self, node: int) -> list[int]:
-        """`node` ended without a value (it failed, or was given up): what hangs on it alone is skipped."""
+        """Record that `node` ended without a value (it failed, or was given up): nodes that depend on it alone are
+        skipped.
+        """
         return self.finish(node, ())
 
     def _skip(self, dead: list[int], ready: list[int]) -> None:
-        """Skip these and whatever hangs on them; what had a live edge and waited only for them is ready."""
+        """Skip these nodes and their dependents; a node with a live edge that waited only for them becomes ready."""
         while dead:
             node = dead.pop()
             self.state[node] = SKIPPED
@@ -107,13 +111,13 @@ class Frontier:
                 self._close_edge(after, ready, dead)
 
     def _doom(self, node: int) -> None:
-        """The node has lost an edge that it needs."""
+        """Record that the node has lost an edge that it needs."""
         if self._doomed is None:
             self._doomed = set()
         self._doomed.add(node)
 
     def _close_edge(self, after: int, ready: list[int], dead: list[int]) -> None:
-        """One edge into `after` is no longer open; if it was the last, it is known what becomes of the node."""
+        """Close one edge into `after`; after the last one, the node is ready or skipped."""
         left = self._open[after] = self._open[after] - 1
         if left:
             return
@@ -126,7 +130,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """So many of the last nodes are enough."""
+    """The policy that this number of last nodes is enough."""
 
     needed: int
 
@@ -146,12 +150,12 @@ _WRITTEN = re.compile(r"quorum\((\d{1,9})\)")
 
 
 def quorum(needed: int) -> Quorum:
-    """Settle once `needed` of the last nodes have succeeded; what still runs is stopped."""
+    """Settle once `needed` of the last nodes have succeeded; the nodes still running are stopped."""
     return Quorum(needed)
 
 
 def as_settle(given: object) -> Settle:
-    """The policy that was meant; it may be written, as in JSON, as `quorum(2)`."""
+    """Return the settle policy; it may also be text, such as `quorum(2)` in JSON."""
     if isinstance(given, Quorum) or given in ("fail_fast", "collect", "first"):
         return given
     written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
@@ -161,7 +165,7 @@ def as_settle(given: object) -> Settle:
 
 
 def frontier_for(plan: Plan, settle: Settle, *, needs_all: bool = False) -> Frontier:
-    """The frontier of one run of `plan` that settles like this."""
+    """Return the frontier for one run of `plan` with this settle policy."""
     if settle == "fail_fast":
         return _FailFast(plan, needs_all=needs_all)
     if settle == "collect":
@@ -179,7 +183,7 @@ class _FailFast(Frontier):
 
 
 class Race(Frontier):
-    """A frontier that counts the last nodes: how many have succeeded, and how many still can."""
+    """A frontier that counts how many last nodes have succeeded, and how many still can."""
 
     __slots__ = ("_counted_skips", "_needed", "_possible")
 
@@ -191,7 +195,7 @@ class Race(Frontier):
 
     @property
     def is_won(self) -> bool:
-        """Whether as many as are needed have succeeded."""
+        """Whether as many have succeeded as are needed."""
         return self._needed <= 0
 
     def finish(self, node: int, used: Collection[str] | None = None) -> list[int]:

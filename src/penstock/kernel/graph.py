@@ -1,6 +1,6 @@
-"""What a graph is: nodes, handles, edges, channels.
+"""Graphs as data: nodes, handles, edges, channels, and the problems a graph can have.
 
-Frozen data, and what can be wrong with it. Knows no domain: what a node type does is its executor's business.
+Frozen data. Knows no domain: what a node type does is the business of its executor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from penstock.errors import PenstockError
 
 Channel = Literal["flow", "link"]
-"""`flow` carries values from a node that ran to one that runs next; `link` wires an artifact into its consumer."""
+"""`flow` carries values from a node that ran to the next; `link` wires an artifact into its consumer."""
 
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
 DEFAULT_OUTPUT = "output"
@@ -22,14 +22,14 @@ MAX_NODES = 100_000
 MAX_EDGES = 1_000_000
 MAX_NAME_LENGTH = 500
 MAX_PROBLEMS = 10_000
-"""So many are listed; a graph with more is not looked at further."""
+"""Maximum number of problems in a list; the checks stop there."""
 
 SHOWN_PROBLEMS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A vertex: its id, the type that says which executor is behind it, and that executor's settings."""
+    """A vertex: its id, the type that selects its executor, and the settings of that executor."""
 
     id: str
     type: str
@@ -51,7 +51,7 @@ class EdgeSpec:
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """A graph as it is written down; whether it can run is `validate`'s question."""
+    """A graph as it was written; `validate` checks whether it can run."""
 
     nodes: tuple[NodeSpec, ...] = ()
     edges: tuple[EdgeSpec, ...] = ()
@@ -60,7 +60,7 @@ class GraphSpec:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a graph: a code for programs, a path into its JSON, a sentence for people."""
+    """One problem of a graph: a code for programs, a path into its JSON, a sentence for people."""
 
     code: str
     path: str
@@ -71,7 +71,7 @@ class Problem:
 
 
 def shown(value: object) -> str:
-    """`value` in a sentence: short, and whatever it is."""
+    """Return a short representation of any value for use in a sentence."""
     try:
         text = repr(value)
     except Exception:  # an int of 5,000 digits, a broken __repr__
@@ -80,7 +80,7 @@ def shown(value: object) -> str:
 
 
 def thawed(value: Any) -> Any:
-    """A copy in plain dicts and lists, which may be changed."""
+    """Return a mutable copy made of dicts and lists."""
     if type(value) is str:
         return value
     if isinstance(value, (dict, Mapping)):  # a dict is recognised immediately, a Mapping takes a subclass check
@@ -91,7 +91,7 @@ def thawed(value: Any) -> Any:
 
 
 class GraphInvalid(PenstockError):
-    """A graph that cannot be read or cannot run; `problems` has all that is wrong with it, up to MAX_PROBLEMS."""
+    """A graph cannot be read or cannot run; `problems` lists why, up to MAX_PROBLEMS."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)

@@ -1,8 +1,8 @@
-"""Artifacts that are made once, and who waits for whom meanwhile.
+"""Artifacts that are made once, and the consumers that wait for them meanwhile.
 
-Pure bookkeeping for one run, for one thread at a time. Several consumers may ask for the same artifact at the same
-time: the first makes it, the others wait. A circle is an artifact that, through whatever waits for whatever, needs
-itself; two consumers that wait for the same thing are none.
+Pure bookkeeping for one run, for one thread at a time. Several consumers may request the same artifact at the same
+time: the first makes it, the others wait. A cycle is an artifact that needs itself through any chain of waiting
+consumers; two consumers that wait for the same artifact are not a cycle.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Key = tuple[str, str]
 
 
 class LinkCycle(PenstockError):
-    """Artifacts need each other in a circle."""
+    """Artifacts need each other in a cycle."""
 
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
-        """The artifacts of the circle as node.handle, each needing the next; the first is repeated at the end."""
+        """The artifacts of the cycle as node.handle, each needing the next; the first is repeated at the end."""
         super().__init__(f"the links need each other: {way(self.path)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The artifact is there; None may well be its value."""
+    """A finished artifact; its value may be None."""
 
     artifact: Any
 
@@ -37,8 +37,8 @@ class Made:
 class LinkTable:
     """What has been made, what is being made, and for whom.
 
-    Who waits for what is kept in both directions, and each pair only until the artifact is there or has failed: a wait
-    that is over must not look like half of a circle later.
+    Waits are recorded in both directions, and only until the artifact is made or has failed: a wait that has ended must
+    not look like half of a cycle later.
     """
 
     __slots__ = ("_made", "_making", "_waited_for_by", "_waits_for")
@@ -50,9 +50,11 @@ class LinkTable:
         self._waited_for_by: dict[Key, dict[Key, None]] = {}
 
     def ask(self, key: Key, consumer: Key | None) -> Made | Literal["make", "wait"]:
-        """What the consumer is to do: take it, make it, or wait for its maker. LinkCycle if that never ends.
+        """Return whether the consumer takes the artifact, makes it, or waits for its maker; raises LinkCycle for an
+        endless wait.
 
-        The consumer is the artifact being made that needs this one; None is a node that runs, which nothing waits for.
+        The consumer is the artifact being made that needs this one; None is a running node, which no artifact waits
+        for.
         """
         made = self._made.get(key)
         if made is not None:
@@ -69,12 +71,12 @@ class LinkTable:
         return "make"
 
     def done(self, key: Key, artifact: Any) -> None:
-        """The artifact has been made."""
+        """Record that the artifact was made."""
         self._end(key)
         self._made[key] = Made(artifact)
 
     def failed(self, key: Key) -> None:
-        """Making it failed; who asks again makes it again."""
+        """Record that making it failed; the next consumer tries again."""
         self._end(key)
 
     def _end(self, key: Key) -> None:
@@ -87,7 +89,7 @@ class LinkTable:
             self._waited_for_by.get(needed, {}).pop(key, None)
 
     def _path(self, start: Key, goal: Key) -> list[Key] | None:
-        """How `start` waits for `goal`, if it does."""
+        """Return the chain of waits from `start` to `goal`, if there is one."""
         came_from: dict[Key, Key | None] = {start: None}
         todo = [start]
         while todo:

@@ -1,7 +1,7 @@
 """A graph as integers and lists.
 
-Compiled once, run any number of times: the hot loop looks up no string and builds no dictionary. Only what can be
-reached from the entries is in it; a cycle elsewhere does no harm, a cycle inside is named.
+Compiled once, run any number of times: the hot loop looks up no string and builds no dictionary. A plan contains only
+the nodes reachable from the entries; a cycle among them is an error, a cycle elsewhere does no harm.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from penstock.errors import InvalidValue, PenstockError
 
 
 class CycleFound(PenstockError):
-    """Nodes wait for each other in a circle, so none of them can ever run."""
+    """Nodes wait for each other in a cycle, so none of them can run."""
 
     def __init__(self, path: Sequence[str]) -> None:
         self.path = tuple(path)
-        """The nodes of the circle, each leading to the next; the first is repeated at the end."""
+        """The nodes of the cycle, each leading to the next; the first is repeated at the end."""
         super().__init__(f"the nodes wait for each other: {way(self.path)}")
 
 
 class Plan:
-    """The order of a graph: who waits for whom, by number. An edge that is there twice counts twice."""
+    """The dependencies of a graph, by number. A duplicate edge counts twice."""
 
     __slots__ = ("_predecessors", "entries", "ids", "incoming", "index", "size", "successor_handles", "successors")
 
@@ -39,16 +39,16 @@ class Plan:
         self.index = index
         self.size = len(ids)
         self.incoming = incoming
-        """How many edges lead to each node."""
+        """Number of incoming edges of each node."""
         self.successors = successors
         self.successor_handles = successor_handles
-        """For each edge of `successors`, the handle it leaves from."""
+        """The handle that each edge of `successors` leaves from."""
         self.entries = [node for node, edges in enumerate(incoming) if not edges]
         self._predecessors: list[list[int]] | None = None
 
     @property
     def predecessors(self) -> list[list[int]]:
-        """The nodes each node waits for; computed on first use, since running does not need it."""
+        """The nodes that each node waits for; computed on first use, because running does not need it."""
         if self._predecessors is None:
             self._predecessors = [[] for _ in self.ids]
             for node, successors in enumerate(self.successors):
@@ -60,10 +60,10 @@ class Plan:
 def compile_plan(
     ids: Iterable[str], edges: Iterable[tuple[str, str, str]], entries: Iterable[str] | None = None
 ) -> Plan:
-    """The plan of the nodes reachable from `entries` over edges of (source, handle, target).
+    """Return the plan of the nodes reachable from `entries` over edges of (source, handle, target).
 
-    Without `entries`, every node that nothing leads to is one. An entry that another one leads to waits for it like
-    any node. CycleFound names the nodes of a cycle among those that would run.
+    Without `entries`, every node without incoming edges is one. An entry with incoming edges waits for them like any
+    other node. Raises CycleFound if nodes that would run form a cycle.
     """
     listed = list(edges)
     sources, handles, targets = ([edge[column] for edge in listed] for column in range(3))
@@ -73,7 +73,7 @@ def compile_plan(
 def plan_columns(
     ids: list[str], sources: list[str], handles: list[str], targets: list[str], entries: Iterable[str] | None = None
 ) -> Plan:
-    """The same of edges given as columns."""
+    """Return the same plan for edges given as columns."""
     index = dict(zip(ids, range(len(ids)), strict=True))
     if len(index) < len(ids):
         twice = [name for name, times in Counter(ids).items() if times > 1]
@@ -92,10 +92,10 @@ def plan_columns(
 
 
 def _grouped(ids: list[str], index: dict[str, int], before: list[int], handles: list[str], after: list[int]) -> Plan:
-    """The plan of these edges, with those of one source together.
+    """Return the plan of these edges, with the edges of one source together.
 
-    They are sorted once and cut into tuples: one list per node would keep the garbage collector busy with every one of
-    them, while it leaves tuples of numbers alone.
+    They are sorted once and cut into tuples: the garbage collector would visit one list per node again and again, while
+    it ignores tuples of numbers.
     """
     incoming, outgoing = [0] * len(ids), [0] * len(ids)
     for source, target in zip(before, after, strict=True):
@@ -115,7 +115,7 @@ def _grouped(ids: list[str], index: dict[str, int], before: list[int], handles: 
 
 
 def topological_order(plan: Plan) -> list[int]:
-    """The nodes so that each comes after those it waits for; shorter than the plan if there is a cycle."""
+    """Return the nodes so that each comes after its predecessors; shorter than the plan if there is a cycle."""
     left = plan.incoming.copy()
     successors = plan.successors
     order = plan.entries.copy()
@@ -128,7 +128,7 @@ def topological_order(plan: Plan) -> list[int]:
 
 
 def _reachable(plan: Plan, entries: list[int]) -> Plan:
-    """The part of the plan that the entries lead to."""
+    """Return the part of the plan that is reachable from the entries."""
     reached = set(entries)
     todo = list(reached)
     while todo:
@@ -156,9 +156,9 @@ def _refuse_cycles(plan: Plan) -> None:
 
 
 def _find_cycle(successors: list[tuple[int, ...]], stuck: set[int]) -> list[int]:
-    """One cycle among the nodes that can never run; its first node is repeated at the end.
+    """Return one cycle among the nodes that can never run; its first node is repeated at the end.
 
-    Each of them waits for another of them, so walking backwards must come to a node a second time.
+    Each of them waits for another one of them, so walking backwards must reach a node twice.
     """
     waits_for: dict[int, int] = {}
     for node in sorted(stuck):
@@ -175,6 +175,6 @@ def _find_cycle(successors: list[tuple[int, ...]], stuck: set[int]) -> list[int]
 
 
 def way(path: Sequence[str], most: int = 12) -> str:
-    """A path in words; the middle of a long one is left out."""
+    """Return a path as text, with the middle of a long one left out."""
     parts = list(path) if len(path) <= most else [*path[: most - 2], f"… {len(path) - most + 1} more …", path[-1]]
     return " → ".join(parts)

@@ -1,7 +1,7 @@
-"""Graphs as pictures and as text.
+"""Render graphs as Mermaid flowcharts and as text.
 
-Whatever stands in ids and types is only shown, never read as syntax; the same graph gives the same text every time,
-and a graph that cannot run can be drawn as well.
+Ids and types are escaped and never interpreted as syntax. The same graph always gives the same text, and a graph that
+cannot run can be rendered as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ UNSAFE_IN_MERMAID = frozenset("\"#&'<>[]\\`{|}")
 
 
 def to_mermaid(graph: GraphSpec) -> str:
-    """The graph as a Mermaid flowchart: flow edges solid, links dashed, handles named where they are not the usual."""
+    """Return the graph as a Mermaid flowchart: flow edges solid, links dashed, handles named unless they are the
+    default ones.
+    """
     numbers: dict[str, int] = {}
     lines = ["flowchart LR"]
     for node in graph.nodes:
@@ -32,7 +34,7 @@ def to_mermaid(graph: GraphSpec) -> str:
 
 
 def to_text(graph: GraphSpec) -> str:
-    """The graph as lines: each node with its type, and below it the edges that leave it; links are dotted arrows."""
+    """Return the graph as lines: each node with its type, and below it its outgoing edges; links are dotted arrows."""
     leaving: dict[str, list[EdgeSpec]] = {}
     for edge in graph.edges:
         leaving.setdefault(edge.source, []).append(edge)
@@ -62,10 +64,10 @@ def _count(number: int, what: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """`text` on one line: whatever cannot be printed is written as its escape."""
+    """Return `text` on one line, with characters that cannot be printed as escapes."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _escaped(text: str) -> str:
-    """`text` inside a Mermaid label, as entity codes where it could end the label or be markup."""
+    """Return `text` for a Mermaid label, with characters that could end the label or be markup as entity codes."""
     return "".join(f"#{ord(one)};" if one in UNSAFE_IN_MERMAID else one for one in _visible(text))

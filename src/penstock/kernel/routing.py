@@ -1,7 +1,7 @@
-"""What arrives at a node: the live values on its edges, by handle, in the type the handle takes.
+"""The inputs of a node: the live values on its edges, by handle, converted to the type of the handle.
 
-Never "last wins": a handle says what several edges into it mean. One that is left open takes one live value, whichever
-branch it comes from; two at once are an error that names both.
+Never "last wins": the handle decides what several edges into it mean. A handle that is not declared takes one live
+value from any branch; two at once are an error that names both sources.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from penstock.kernel.executor import STANDARD_CONVERSIONS, Conversions, DataValu
 from penstock.kernel.graph import EdgeSpec
 
 Outputs = Mapping[str, Mapping[str, DataValue]]
-"""The values each node that has run gave, by node and handle."""
+"""The outputs of each node that has run, by node and handle."""
 
 
 OPEN = Handle("open")
-"""What a handle that is not declared is taken for."""
+"""Stands for a handle that is not declared."""
 
 
 class RoutingFailed(PenstockError):
-    """The values on the edges into a handle are not what it takes."""
+    """The handle does not take the values on the edges into it."""
 
     def __init__(self, path: str, why: str) -> None:
         self.path = path
@@ -36,9 +36,10 @@ def route(
     handles: Mapping[str, Handle] | None = None,
     conversions: Conversions = STANDARD_CONVERSIONS,
 ) -> dict[str, DataValue]:
-    """The inputs of a node from the flow edges into it, in their order; a handle nothing came to is not in it.
+    """Return the inputs of a node from its incoming flow edges, in their order, without the handles that no value
+    reached.
 
-    ConversionFailed names the edge, RoutingFailed the handle.
+    Raises ConversionFailed, which names the edge, or RoutingFailed, which names the handle.
     """
     arrived: dict[str, list[EdgeSpec]] = {}
     for edge in edges:
@@ -55,7 +56,7 @@ def route(
 def _refuse_missing(node_id: str, arrived: Mapping[str, Sequence[EdgeSpec]], handles: Mapping[str, Handle]) -> None:
     for handle in handles.values():
         if handle.required and handle.channel == "flow" and handle.name not in arrived:
-            raise RoutingFailed(f"{node_id}.{handle.name}", "a value is required here, and none came")
+            raise RoutingFailed(f"{node_id}.{handle.name}", "a value is required, but none arrived")
 
 
 def _arriving(
@@ -63,7 +64,7 @@ def _arriving(
 ) -> DataValue:
     if handle.many == "one" and len(live) > 1:
         sources = " and ".join(f"{edge.source}.{edge.source_handle}" for edge in live)
-        raise RoutingFailed(path, f"one value is taken here, and {sources} gave one each")
+        raise RoutingFailed(path, f"it takes one value, but {sources} each sent one")
     taken = live if handle.many == "list" else live[:1]
     values = [
         conversions.convert(

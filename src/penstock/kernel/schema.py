@@ -1,6 +1,6 @@
 """The shape of a graph's JSON, for pydantic and for authors of editors.
 
-The one module of the kernel that needs pydantic; `document` imports it when a graph is read, not before.
+The only module of the kernel that needs pydantic; `document` imports it when a graph is read, not before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict  # comes with pydantic, which wants this
 from penstock.kernel.graph import MAX_NAME_LENGTH
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-"""No value is coerced; what an editor keeps beside these fields is passed over."""
+"""No value is coerced; other fields, which an editor may add, are ignored."""
 
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 
@@ -38,14 +38,14 @@ class Node(TypedDict):
 
 @with_config(STRICT)
 class EdgeData(TypedDict):
-    """What kind of connection it is: always written, never inferred."""
+    """The kind of connection: always given, never inferred."""
 
     channel: Literal["flow", "link"]
 
 
 @with_config(STRICT)
 class Edge(TypedDict):
-    """A connection; a handle that is null or absent is the node's usual one."""
+    """A connection; a handle that is null or absent is the default handle of the node."""
 
     id: Name
     source: Name
@@ -57,7 +57,7 @@ class Edge(TypedDict):
 
 @with_config(STRICT)
 class Outline(TypedDict):
-    """A graph as an editor writes it, before its lists are looked into."""
+    """A graph as an editor writes it, before the items of its lists are checked."""
 
     id: NotRequired[Name]
     nodes: list[Any]

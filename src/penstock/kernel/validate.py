@@ -1,16 +1,17 @@
-"""Whether a graph can run: every problem at once, each with a code and its place in the JSON.
+"""Check whether a graph can run: every problem at once, each with a code and its place in the JSON.
 
-`validate` and `compile_graph` are two doors to one examination, so that they cannot disagree. Everything written in the
-graph is looked at, but cycles only where the entries lead: elsewhere they do no harm. No problem hides another: the
-cycles of a graph with other problems are found among its sound nodes and edges.
+`validate` and `compile_graph` share one examination, so that they cannot disagree. The whole graph is checked, but
+cycles only among the nodes reachable from the entries: elsewhere they do no harm. No problem hides another: cycles are
+found among the sound nodes and edges of a graph with other problems.
 
-What is in a node's data is its executor's business. If it has `check(data, executors)`, that is called and returns
-(path, sentence) for each thing that is wrong, the path continuing that of the data, as in `.items[0]`. What every node
-that runs may have in its data beside that is for the caller to say, as `NodeOptions`.
+The data of a node is the business of its executor. If the executor has `check(data, executors)`, it is called and
+yields (path, sentence) for each problem, with a path relative to the data, such as `.items[0]`. The settings that every
+running node may have besides are passed by the caller as `NodeOptions`.
 
-Links are in no order: two nodes may well be linked to each other, if one is made without the other. Only an executor
-knows. One that always follows the links into a handle may say so, `follows = {"execute": (…), "materialize": (…)}`, the
-handles by what it does; then artifacts that need themselves are found here, and otherwise when they are made.
+Links have no order: two nodes may link to each other if each can be made without the other, which only an executor
+knows. An executor that always follows the links into a handle can declare it, `follows = {"execute": (…),
+"materialize": (…)}`, with the handles by operation; then artifacts that need themselves are found here, and otherwise
+when they are made.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from penstock.kernel.links import Key, LinkCycle
 from penstock.kernel.plan import CycleFound, Plan, plan_columns
 
 Act = Literal["execute", "materialize"]
-"""What an executor does: run a node, or make what others link to."""
+"""The operations of an executor: run a node, or make an artifact that others link to."""
 
 
 class NodeOptions(Protocol):
-    """Settings that the data of every node that runs may have, beside those of its executor."""
+    """Settings that the data of every running node may have, besides those of its executor."""
 
     names: frozenset[str]
 
     def check(
         self, data: Mapping[str, Any], outputs: Mapping[str, Handle] | None, runs: bool
     ) -> Iterable[tuple[str, str]]:
-        """(path, sentence) for each option that is wrong, at a node of these outputs that `runs` or is linked to."""
+        """Yield (path, sentence) for each invalid option of a node with these outputs that `runs` or is linked to."""
 
     def output(self, data: Mapping[str, Any]) -> str | None:
-        """The handle for flow that the node has beside those its type declares."""
+        """Return the flow handle that the node has in addition to those of its type."""
 
 
 def validate(
@@ -61,9 +62,9 @@ def validate(
     conversions: Conversions = STANDARD_CONVERSIONS,
     options: NodeOptions | None = None,
 ) -> list[Problem]:
-    """Everything that keeps the graph from running, up to MAX_PROBLEMS.
+    """Return every problem that keeps the graph from running, up to MAX_PROBLEMS.
 
-    With `executors`, types, handles and the settings of executors are looked at too.
+    With `executors`, types, handles and the settings of executors are checked too.
     """
     examined = _examine(graph, executors, entries, conversions, options)
     return [] if isinstance(examined, Plan) else examined
@@ -77,7 +78,7 @@ def compile_graph(
     conversions: Conversions = STANDARD_CONVERSIONS,
     options: NodeOptions | None = None,
 ) -> Plan:
-    """The plan of a graph that `validate` finds nothing wrong with; GraphInvalid has all problems of any other."""
+    """Return the plan of a valid graph; raises GraphInvalid with all problems of any other."""
     examined = _examine(graph, executors, entries, conversions, options)
     if not isinstance(examined, Plan):
         raise GraphInvalid(examined)
@@ -85,7 +86,7 @@ def compile_graph(
 
 
 def flow_edges(graph: GraphSpec) -> list[tuple[str, str, str]]:
-    """The flow edges as (source, source handle, target)."""
+    """Return the flow edges as (source, source handle, target)."""
     return [(edge.source, edge.source_handle, edge.target) for edge in graph.edges if edge.channel == "flow"]
 
 
@@ -123,7 +124,7 @@ def _examine(
 def _plan_or_cycles(
     graph: GraphSpec, executors: ExecutorRegistry | None, entries: list[str] | None
 ) -> Plan | list[Problem]:
-    """The plan of a graph whose nodes and edges are sound, or the cycles in it."""
+    """Return the plan of a graph whose nodes and edges are sound, or the cycles in it."""
     ids = [node.id for node in graph.nodes]
     flow = [edge for edge in graph.edges if edge.channel == "flow"]
     sources, targets = [edge.source for edge in flow], [edge.target for edge in flow]
@@ -146,7 +147,7 @@ def _plan_or_cycles(
 def _sound_part(
     graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry | None, entries: list[str] | None
 ) -> tuple[GraphSpec, ExecutorRegistry | None, list[str] | None]:
-    """What is left of a graph with problems without the nodes and edges that are not sound: cycles show in it too."""
+    """Return a graph with problems without the nodes and edges that are not sound, so that its cycles are found too."""
     nodes: dict[str, NodeSpec] = {}
     for node in graph.nodes:
         if _is_name(node.id) and (executors is None or (_is_name(node.type) and node.type in executors)):
@@ -197,7 +198,7 @@ def _bad_edges(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterator[Pro
 
 
 def _are_sound(edges: Sequence[EdgeSpec], known: frozenset[str]) -> bool:
-    """Whether `_bad_edge` finds nothing in any of them."""
+    """Whether `_bad_edge` finds no problem in any of them."""
     ends = [edge.source for edge in edges] + [edge.target for edge in edges]
     handles = [edge.source_handle for edge in edges] + [edge.target_handle for edge in edges]
     channels = [edge.channel for edge in edges]
@@ -231,7 +232,7 @@ def _is_name(value: object) -> bool:
 
 
 def _are_names(values: list[Any]) -> bool:
-    """Whether each is a name, checked for all together: nearly every graph is sound, and a closer look takes longer."""
+    """Whether all of them are names, checked together: nearly every graph is sound, and single checks take longer."""
     return set(map(type, values)) <= {str} and "" not in values
 
 
@@ -279,14 +280,14 @@ def _bad_handles(
 
 
 def _meant_for(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterator[Key]:
-    """Where edges lead that are not sound themselves: once they are mended, something arrives there."""
+    """Return the targets of unsound edges: once these are corrected, values arrive there."""
     if not _are_sound(edges, known):
         ends = ((edge.target, edge.target_handle) for edge in edges)
         yield from (end for end in ends if _are_names([*end]))
 
 
 def _parts(graph: GraphSpec, executors: ExecutorRegistry | None, in_flow: set[str]) -> set[str]:
-    """The nodes that do not run: no flow edge is at them, and they are linked to or there is nothing to execute."""
+    """Return the nodes that do not run: without a flow edge, and linked to or with nothing to execute."""
     parts = _linked_only(graph.edges, in_flow)
     if executors is not None:
         idle = {one for one in {node.type for node in graph.nodes} if not executors.can(one, "execute")}
@@ -298,7 +299,7 @@ def _parts(graph: GraphSpec, executors: ExecutorRegistry | None, in_flow: set[st
 def _bad_parts(
     graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, entries: Sequence[str]
 ) -> Iterator[Problem]:
-    """Flow through nodes that have nothing to execute, and links to nodes that have nothing to link to."""
+    """Return the problems of flow through nodes that do not run, and of links to nodes that cannot be linked to."""
     types = {node.type for node in graph.nodes if _is_name(node.type)}
     idle = {one for one in types if not executors.can(one, "execute")}
     closed = {one for one in types if not executors.can(one, "materialize")}
@@ -321,7 +322,7 @@ def _bad_parts(
 
 
 def _link_circle(graph: GraphSpec, executors: ExecutorRegistry, running: Iterable[str]) -> list[str] | None:
-    """An artifact that nodes which run ask for, and that needs itself: the way round, each needing the next."""
+    """Return the cycle of an artifact that running nodes request and that needs itself, each needing the next."""
     linked: dict[Key, list[Key]] = {}
     for edge in graph.edges:
         if edge.channel == "link":
@@ -340,14 +341,16 @@ def _link_circle(graph: GraphSpec, executors: ExecutorRegistry, running: Iterabl
 
 
 def _follows(executor: Any) -> dict[Any, list[str]]:
-    """The handles whose links an executor says it follows, by what it does; nothing, if that is not what it says."""
+    """Return the handles whose links an executor declares to follow, by operation; nothing if the declaration is
+    malformed.
+    """
     declared = getattr(executor, "follows", None)
     entries = declared.items() if isinstance(declared, Mapping) else ()
     return {act: list(filter(_is_name, handles)) for act, handles in entries if isinstance(handles, list | tuple)}
 
 
 def _circle(wanted: Iterable[Key], needs: Callable[[Key], Iterator[Key]]) -> list[str] | None:
-    """A path from some key back to itself, if the wanted keys lead to one; walked without recursion."""
+    """Return a path from a wanted key back to itself, if there is one; walked without recursion."""
     sound: set[Key] = set()
     for first in wanted:
         way = {} if first in sound else {first: needs(first)}
@@ -368,7 +371,7 @@ def _circle(wanted: Iterable[Key], needs: Callable[[Key], Iterator[Key]]) -> lis
 def _bad_data(
     graph: GraphSpec, known: frozenset[str], executors: ExecutorRegistry, options: NodeOptions | None
 ) -> Iterator[Problem]:
-    """What is wrong with options, and what executors that look at data find in it."""
+    """Return the problems of options, and those that executors find in the data."""
     types = {node.type for node in graph.nodes if _is_name(node.type) and node.type in executors}
     checks = {one: check for one in types if callable(check := getattr(executors[one], "check", None))}
     having = set() if options is None else {id(node) for node in _with(options, graph.nodes)}
@@ -392,7 +395,7 @@ def _bad_data(
 
 
 def _with(options: NodeOptions, nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
-    """The nodes whose data has options."""
+    """Return the nodes whose data has options."""
     names, having = options.names, []
     for node in nodes:
         data: object = node.data
@@ -402,7 +405,7 @@ def _with(options: NodeOptions, nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
 
 
 def _linked_only(edges: Sequence[EdgeSpec], in_flow: set[str]) -> set[str]:
-    """The nodes that are linked to and that no flow edge is at: they are parts of others."""
+    """Return the nodes that are linked to and that no flow edge touches: they are parts of others."""
     return {edge.source for edge in edges if edge.channel == "link" and edge.source != edge.target} - in_flow
 
 
@@ -422,9 +425,9 @@ def _sound_edges(edges: Sequence[EdgeSpec], known: frozenset[str]) -> Iterable[t
 
 
 def _handle(executors: ExecutorRegistry, node_type: str | None, side: Side, name: str) -> Handle | str | None:
-    """The declared handle.
+    """Return the declared handle.
 
-    None where handles are left open; the known names, as text, where this one is not declared.
+    None if the handles are not declared; the known names, as text, if this one is not among them.
     """
     declared = None if node_type is None else executors.handles(node_type, side)
     if declared is None:

@@ -167,9 +167,11 @@ def _invalid_request(error: RequestValidationError) -> ApiError:
 
 
 def _why(problem: Mapping[str, Any]) -> str:
-    """Return the reason in words; the regular expression of an id is replaced by a description."""
+    """Return the reason in words: without pydantic's name of an error, and with a description of an id's pattern."""
     pattern = (problem.get("ctx") or {}).get("pattern")
-    return f"must be an id: {AN_ID}" if pattern == f"^{ID.pattern}$" else str(problem["msg"])
+    return (
+        f"must be an id: {AN_ID}" if pattern == f"^{ID.pattern}$" else str(problem["msg"]).removeprefix("Value error, ")
+    )
 
 
 def _place(loc: Sequence[int | str]) -> str:

@@ -25,12 +25,12 @@ Store = TypeVar("Store")
 FaultKind = Literal["busy", "full", "readonly", "io", "gone", "write-then-timeout"]
 
 FAULTS: Mapping[FaultKind, str] = {
-    "busy": "others have locked the database; ask again",
-    "full": "there is no room left on the disk; make some and ask again",
-    "readonly": "the database can only be read; allow writing and ask again",
-    "io": "the disk failed; ask again",
-    "gone": "the connection is gone; ask again",
-    "write-then-timeout": "no answer came in time, it may have been done; ask again",
+    "busy": "others have locked the database; try again",
+    "full": "there is no room left on the disk; free some and try again",
+    "readonly": "the database can only be read; allow writing and try again",
+    "io": "the disk failed; try again",
+    "gone": "the connection is gone; try again",
+    "write-then-timeout": "no answer arrived in time, and it may have been done; try again",
 }
 """The message of each fault. All but the last happen before any work is done."""
 

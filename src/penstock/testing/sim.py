@@ -332,8 +332,8 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         if threading.get_ident() != self._home:
             raise SimRefused(
-                f"thread {threading.current_thread().name!r} called into a SimLoop: when a thread answers cannot be "
-                "repeated by a seed; use ManualClock and a real loop, or make the work a coroutine"
+                f"thread {threading.current_thread().name!r} called into a SimLoop: a seed cannot "
+                "repeat the timing of threads; use ManualClock and a real loop, or make the work a coroutine"
             )
         return self.call_soon(callback, *args, context=context)
 

@@ -1,18 +1,17 @@
-"""Noticing that a run has taken a runaway shape.
+"""Detect runaway patterns of a run.
 
     repeated      the same call with the same arguments, many times among the latest calls
     alternating   two calls taking turns: A-B-A-B-…
     spend_rate    more money in the last minute than expected
     token_rate    more tokens in the last minute than expected
 
-A detector observes what happens and reports the shapes it has not reported before. It reads no clock and stops
-nothing: the caller decides what a shape means.
+A detector observes calls and reports each pattern once. It reads no clock and stops nothing: the caller decides what a
+pattern means.
 
-Whether two calls are the same is decided by a key, which keeps no large or mutable argument alive: short plain values
-stand for themselves, anything else is taken apart, up to a number of pieces, and hashed. An object is what its class
-and attributes say; one that has neither attributes nor a hash of its own is what its repr says, at the cost of that
-repr. Of a long list its length and both ends are looked at, the end first, because that is where a conversation that
-grows differs from what it was a call ago.
+Calls are compared by a key, which keeps no large or mutable argument alive: short plain values stand for themselves,
+anything else is decomposed, up to a number of pieces, and hashed. An object is represented by its class and attributes;
+one with neither attributes nor a hash of its own by its repr, at the cost of that repr. Of a long list, the length and
+both ends are used, the end first, because that is where a growing conversation differs from one call to the next.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from penstock.money import Usd, format_usd, to_nanos
 
 ShapeName = Literal["repeated", "alternating", "spend_rate", "token_rate"]
 Key = tuple[str, str, Hashable]
-"""Kind, name, and the arguments themselves or, if those are not short and plain, a hash of what they are made of."""
+"""Kind, name, and the arguments themselves or, if they are not short and plain, a hash of their parts."""
 
 MINUTE_NS = 60_000_000_000
 GRAIN_NS = 100_000_000
-"""What is spent within a tenth of a second is one entry: a minute is some 600 of them, whatever the number of calls."""
+"""Spending within a tenth of a second is one entry: a minute has some 600 of them, whatever the number of calls."""
 MAX_REPORTED = 1_000
-"""Reported signatures that are remembered; beyond that the oldest is forgotten, and could be reported again."""
+"""Maximum number of remembered signatures; beyond that the oldest is dropped, and could be reported again."""
 
 MAX_TEXT = 200
 MAX_INT = 1 << 64
@@ -49,7 +48,7 @@ PLAIN = frozenset({bool, float, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One runaway shape: which one, of what, and in words."""
+    """A runaway pattern: its kind, its subject, and a description."""
 
     shape: ShapeName
     signature: str
@@ -60,7 +59,7 @@ NOTHING: Sequence[Shape] = ()
 
 
 class DivergenceDetector:
-    """Reports each runaway shape once per signature; None switches a shape off. Safe to use from any thread."""
+    """Reports each runaway pattern once per signature; None disables a pattern. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -80,19 +79,19 @@ class DivergenceDetector:
         self._spend = _spend_rate(spend_usd_per_minute)
         self._tokens = _token_rate(tokens_per_minute)
         self.halts = checks.boolean("halts", halts)
-        """Whether what has such a shape is to be stopped; the caller acts on it."""
+        """Whether a call with such a pattern is to be stopped; the caller does that."""
         self._lock = Lock()
         self._recent: deque[Key] = deque()
         self._counts: dict[Key, int] = {}
-        """How many of the recent calls have this key; never zero."""
+        """Number of recent calls by key; never zero."""
         self._last: Key | None = None
         self._before_last: Key | None = None
         self._turns = 0
-        """How many calls, up to the last one, took turns."""
+        """Number of calls, up to the last one, that took turns."""
         self._reported: OrderedDict[Hashable, None] = OrderedDict()
 
     def saw_call(self, kind: str, name: str, args: tuple[Any, ...]) -> Sequence[Shape]:
-        """A call is about to be made: the shapes it completes."""
+        """Record a call that is about to be made; return the patterns it completes."""
         key = _key(kind, name, args)
         with self._lock:
             repeated = self._completes_repetition(key)
@@ -110,7 +109,7 @@ class DivergenceDetector:
         return found
 
     def saw_spend(self, now_ns: int, cost_nanos: int, tokens: int) -> Sequence[Shape]:
-        """A call was paid for: the rates that have now been passed."""
+        """Record the payment of a call; return the rates that have been exceeded."""
         if self._spend is None and self._tokens is None:
             return NOTHING
         found = []
@@ -136,7 +135,7 @@ class DivergenceDetector:
         return count >= self._repeats and self._is_news(key)
 
     def _completes_alternation(self, key: Key) -> Key | None:
-        """The call that this one has taken turns with for long enough, unless that is known."""
+        """Return the call that this one has alternated with for long enough, unless that was reported."""
         if self._alternations is None:
             return None
         last = self._last
@@ -164,7 +163,7 @@ class DivergenceDetector:
 
 
 class _Rate:
-    """A sum over the last minute, and whether it has passed what is allowed; not locked."""
+    """A sum over the last minute, and whether it has exceeded its limit; not locked."""
 
     def __init__(self, shape: ShapeName, allowed: int) -> None:
         self._name: ShapeName = shape
@@ -174,7 +173,7 @@ class _Rate:
         self._is_reported = False
 
     def passed_by(self, now_ns: int, amount: int) -> bool:
-        """Whether this amount is the first that takes the last minute over what is allowed."""
+        """Whether this amount is the first that exceeds the limit of the last minute."""
         if self._is_reported or not amount:
             return False
         entries = self._entries
@@ -238,7 +237,7 @@ def _parts_of_all(args: tuple[Any, ...]) -> Iterator[list[object]]:
 
 
 def _take_apart(value: Any, pieces: list[object]) -> None:
-    """Add what `value` is made of, as short plain values. Each level adds one at least, so a cycle ends too."""
+    """Add the parts of `value` as short plain values. Each level adds at least one, so a cycle ends too."""
     of: Any = type(value)
     if len(pieces) >= MAX_PIECES:
         return
@@ -281,7 +280,7 @@ def _take_apart_object(value: Any, pieces: list[object]) -> None:
 
 
 def _ends(items: Sequence[Any], count: int) -> Iterator[Any]:
-    """All items, or the last `count` and the first `count` of them."""
+    """Return all items, or the last `count` and the first `count` of them."""
     if len(items) <= 2 * count:
         return iter(items)
     return chain(items[-count:], items[:count])
@@ -297,7 +296,7 @@ _shorten.fillvalue = "…"
 
 
 def _shown(kind: str, name: str, args: Hashable) -> str:
-    """`tool fetch('https://…')`; `…` for arguments of which there is no more than a hash."""
+    """Return `tool fetch('https://…')`, with `…` for arguments that are only known as a hash."""
     if not isinstance(args, tuple):
         return f"{kind} {name}(…)"
     shown = [_shown_argument(arg) for arg in args[:4]] + ["…"] * (len(args) > 4)

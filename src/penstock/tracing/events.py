@@ -1,8 +1,8 @@
-"""What happened, as frozen events.
+"""The events of a run, as frozen data.
 
-A closed union, one class per kind. Every event says when, in which context, in which iteration and at which depth it
-happened, and under which call; the run that records it fills that in, for your own kinds (subclasses of `CustomTrace`)
-too. All of them turn into plain JSON with `to_dict()`.
+A closed union, one class per kind. Every event has its time, context, iteration and depth, and the call it happened
+under; the run that records it fills these in, for your own kinds (subclasses of `CustomTrace`) too. `to_dict()` returns
+an event as plain JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.tracing.lifecycle import CallKind, Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent:
-    """What every event carries; filled in by the run that records it."""
+    """The fields of every event; filled in by the run that records it."""
 
     kind: ClassVar[str] = "event"
 
@@ -40,11 +40,11 @@ class TraceEvent:
 
     @property
     def timestamp(self) -> datetime:
-        """When it happened, in UTC."""
+        """The time of the event, in UTC."""
         return utc_from_ns(self.at_ms * 1_000_000)
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as JSON data."""
+        """Return the event as JSON data."""
         return {"kind": self.kind} | {one.name: jsonable(getattr(self, one.name)) for one in fields(self)}
 
 
@@ -68,7 +68,7 @@ class RunCompleted(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStarted(TraceEvent):
-    """A call was begun; whether it is let through is decided next."""
+    """A call was created; whether it is admitted is decided next."""
 
     kind: ClassVar[str] = "call_started"
     node_id: str = ""
@@ -80,7 +80,7 @@ class CallStarted(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallWaiting(TraceEvent):
-    """A call waits until other calls have ended: its budget could pay for it beside what is spent, but not yet."""
+    """A call waits for other calls to end: its budget can pay for it, but not while they hold money."""
 
     kind: ClassVar[str] = "call_waiting"
     node_id: str = ""
@@ -97,7 +97,7 @@ class CallWaiting(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnded(TraceEvent):
-    """A call came to its end: success, fail or halt; exactly one for each call that was begun."""
+    """A call ended: success, fail or halt; exactly one for each call that was created."""
 
     kind: ClassVar[str] = "call_ended"
     node_id: str = ""
@@ -114,11 +114,13 @@ class CallEnded(TraceEvent):
     stop_reason: str | None = None
     error: str | None = None
     finish_reason: str | None = None
-    """Why the answer of a model is not whole: `length` or `content_filter`; None if it is, or if that is unknown."""
+    """Why the answer of a model is incomplete: `length` or `content_filter`; None if it is complete, or if that is
+    unknown.
+    """
     abandoned: bool = False
-    """The caller was let go while the work went on; what it still costs is settled later."""
+    """Whether the caller was released while the work continues; its further cost is settled later."""
     cost_unknown: bool = False
-    """The call was billed at an unknown cost, so that `cost` says nothing."""
+    """Whether the call was billed at an unknown cost, so that `cost` has no meaning."""
 
     @property
     def cost_nanos(self) -> int:
@@ -134,11 +136,11 @@ class ModelCallTrace(CallEnded):
     input: Any = None
     """The messages that were sent, as JSON data; None unless the run records payloads."""
     output: Any = None
-    """The message that came, as JSON data; None unless the run records payloads and the call succeeded."""
+    """The message that was received, as JSON data; None unless the run records payloads and the call succeeded."""
 
 
 class CallFields(TypedDict, total=False):
-    """The fields of CallEnded, for constructors of its kinds."""
+    """The fields of CallEnded, for constructors of its subclasses."""
 
     run_id: str
     seq: int
@@ -219,7 +221,7 @@ class IterationEndTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpawnTrace(TraceEvent):
-    """A child context was made."""
+    """A child context was created."""
 
     kind: ClassVar[str] = "child_spawned"
     child_name: str = ""
@@ -228,7 +230,7 @@ class ChildSpawnTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildCompleteTrace(TraceEvent):
-    """A child context came to its end."""
+    """A child context ended."""
 
     kind: ClassVar[str] = "child_completed"
     child_name: str = ""
@@ -239,7 +241,7 @@ class ChildCompleteTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionTrace(TraceEvent):
-    """A history was made shorter."""
+    """A history was shortened."""
 
     kind: ClassVar[str] = "compacted"
     before: int = 0
@@ -248,7 +250,7 @@ class CompactionTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitTrace(TraceEvent):
-    """Something stopped a call or the run: which limit, whose budget, how much."""
+    """A limit stopped a call or the run: which limit, whose budget, how much."""
 
     kind: ClassVar[str] = "limit_reached"
     node_id: str | None = None
@@ -279,7 +281,7 @@ class SafetyTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceTrace(TraceEvent):
-    """The run has taken a shape that looks runaway; advisory, once per signature."""
+    """A runaway pattern was detected; advisory, once per signature."""
 
     kind: ClassVar[str] = "divergence_noticed"
     shape: str = ""
@@ -289,7 +291,7 @@ class DivergenceTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorTrace(TraceEvent):
-    """An error that belongs to no call."""
+    """An error outside of any call."""
 
     kind: ClassVar[str] = "error"
     error_class: str = ""
@@ -298,7 +300,7 @@ class ErrorTrace(TraceEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomTrace(TraceEvent):
-    """Anything else; subclass it for kinds of your own."""
+    """Any other event; subclass it for kinds of your own."""
 
     kind: ClassVar[str] = "custom"
     name: str = ""
@@ -325,4 +327,4 @@ Event = (
     | ErrorTrace
     | CustomTrace
 )
-"""Every kind of event there is."""
+"""Every kind of event."""

@@ -138,9 +138,9 @@ class ExecutionGraph:
         metadata: Mapping[str, Any] | None = None,
         owner: object = None,
     ) -> CallRecord:
-        """Write that a call begins: running, or only created. The caller holds the lock.
+        """Write the beginning of a call: running, or only created. The caller holds the lock.
 
-        With None it is created and has to wait: `start` writes later that it begins. As with `end`, an exception from a
+        With None it is created and has to wait: `start` writes its beginning later. As with `end`, an exception from a
         signal handler leaves all of it written, or nothing.
         """
         if self._closed:
@@ -179,7 +179,7 @@ class ExecutionGraph:
         return call
 
     def start(self, call: CallRecord, now_ns: int, metadata: Mapping[str, Any] | None) -> None:
-        """Write that a call which has waited begins. The caller holds the lock."""
+        """Write the beginning of a call that has waited. The caller holds the lock."""
         if call.running:
             return
         call.started_ns = now_ns
@@ -206,7 +206,7 @@ class ExecutionGraph:
         error_class: str | None = None,
         abandoned: bool = False,
     ) -> bool:
-        """Write that a call has ended; False, and nothing is written, if it had already. The caller holds the lock."""
+        """Write the end of a call; return False, and write nothing, if it had ended. The caller holds the lock."""
         open_calls, log = self._open, self._log
         number = call.number
         if number not in open_calls:
@@ -288,13 +288,13 @@ class ExecutionGraph:
         return self._closed
 
     def open_calls(self) -> list[CallRecord]:
-        """The calls under way, newest first. The caller holds the lock."""
+        """The open calls, newest first. The caller holds the lock."""
         return list(reversed(self._open.values()))
 
     # Writing, for all other callers.
 
     def create_root(self, name: str, metadata: Mapping[str, Any] | None = None) -> str:
-        """Make the one root, a running system call at depth 0; RuntimeError if there is one."""
+        """Create the root, a running system call at depth 0; raises RuntimeError if there is one."""
         _check_text("name", name)
         with self.lock:
             if self.root is not None:
@@ -311,7 +311,7 @@ class ExecutionGraph:
         model: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Make a call under `parent_id`, in status created; KeyError if there is no such call."""
+        """Create a call below `parent_id`, in status created; raises KeyError if there is no such call."""
         if kind not in tuple(KINDS):  # `in` works on a tuple for what has no hash
             raise InvalidValue("kind", kind, "llm, tool or system")
         _check_text("name", name)
@@ -357,7 +357,7 @@ class ExecutionGraph:
         tokens_in: int | None = None,
         tokens_out: int | None = None,
     ) -> None:
-        """→ halt: a policy stopped it, not a fault."""
+        """→ halt: stopped by a policy, not by an error."""
         self._mark(node_id, "halt", cost_usd, tokens_in, tokens_out, stop_reason)
 
     def increment_retries(self, node_id: str) -> None:
@@ -369,7 +369,7 @@ class ExecutionGraph:
     # Reading.
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole tree as JSON data, true for the `seq` it carries; later changes do not touch it."""
+        """Return the whole tree as JSON data, as of the `seq` in it; later changes do not affect it."""
         with self._fold_lock:
             with self.lock:
                 captured = self._capture()
@@ -378,7 +378,7 @@ class ExecutionGraph:
         return GraphState(captured).render()
 
     def _capture(self) -> Captured:
-        """What a snapshot is made of, copied by reference. The caller holds the lock."""
+        """Copy the data of a snapshot, by reference. The caller holds the lock."""
         counted = self._counted
         return Captured(
             chain_id=self.chain_id,
@@ -394,7 +394,8 @@ class ExecutionGraph:
         )
 
     def changes_since(self, seq: int) -> dict[str, Any]:
-        """The calls that began, ended or were settled after `seq`, as JSON data: costs what changed, not what exists.
+        """Return the calls that began, ended or were settled after `seq`, as JSON data; the cost depends on the changes
+        alone.
 
         `complete` is False if entries after `seq` were dropped in the meantime; then take a snapshot.
         """
@@ -408,7 +409,7 @@ class ExecutionGraph:
 
     @property
     def aggregates(self) -> dict[str, Any]:
-        """The totals: successes as such, failed and halted work in fields of their own."""
+        """Return the totals; failed and halted work is in fields of its own."""
         with self._fold_lock:
             self._catch_up()
             return views.aggregates(self._counted.sums, self.max_depth)
@@ -424,17 +425,17 @@ class ExecutionGraph:
 
     @property
     def dropped_events(self) -> int:
-        """How many of the oldest events are no longer kept."""
+        """Number of the oldest events that are no longer kept."""
         return self._first_seq - 1
 
     def stats(self, source: Source) -> ExecutionStats:
-        """What a context used."""
+        """Return the usage of a context."""
         with self._fold_lock:
             self._catch_up()
             return self._sums().of(source)
 
     def call(self, node_id: str) -> CallRecord:
-        """The record of a call; KeyError if there is none, or it was folded away."""
+        """Return the record of a call; raises KeyError if there is none, or it was folded."""
         with self.lock:
             return self._call(node_id)
 
@@ -448,7 +449,7 @@ class ExecutionGraph:
     # Inside.
 
     def _kept(self) -> list[CallRecord]:
-        """Every call that is kept one by one, in no order. The caller holds the lock."""
+        """Return every call that is kept individually, in no order. The caller holds the lock."""
         return [*self._ended, *self._open.values()]
 
     def _call(self, node_id: str) -> CallRecord:
@@ -457,14 +458,14 @@ class ExecutionGraph:
         if call is None:
             call = self._ended_by_number().get(number)
         if call is None:
-            raise KeyError(f"call {node_id!r} was folded away in run {self.chain_id}")
+            raise KeyError(f"call {node_id!r} was folded into the totals of run {self.chain_id}")
         return call
 
     def _ended_by_number(self) -> dict[int, CallRecord]:
-        """The finished calls that are kept, by number. The caller holds the lock.
+        """Return the kept finished calls by number. The caller holds the lock.
 
-        Created when a finished call is first looked up, so that other runs pay nothing for it. Each look adds what has
-        ended since the one before, which stands at the end.
+        Created when a finished call is first looked up, so that other runs pay nothing for it. Each look-up adds the
+        calls that have ended since the previous one, which are at the end.
         """
         index = self._index
         if index is None:
@@ -478,7 +479,7 @@ class ExecutionGraph:
         return index
 
     def _open_call(self, node_id: str) -> CallRecord | None:
-        """The call if it is under way; None if it has ended, also if it was folded away since."""
+        """Return the call if it is open; None if it has ended, even if it was folded since."""
         call = self._open.get(self._number(node_id))
         if call is not None and self._closed:
             raise RunEnded(self.chain_id, f"the mark on {call.kind} call {call.name!r} came after its end")
@@ -521,7 +522,7 @@ class ExecutionGraph:
         return views.node(call, seq, self.wall_offset_ns, folded.get(call.number))
 
     def _catch_up(self) -> None:
-        """Count what has been written since the last look. The caller holds the fold lock, and not the lock."""
+        """Count the entries written since the last read. The caller holds the fold lock, and not the lock."""
         with self.lock:
             entries = self._since(self._counted.seq)
         self._absorb(entries)
@@ -546,9 +547,9 @@ class ExecutionGraph:
             raise
 
     def _fold_oldest(self, max_kept: int) -> None:
-        """Fold some finished calls, the oldest, each into its nearest ancestor that is kept: many at once cost less.
+        """Fold some of the oldest finished calls, each into its nearest kept ancestor: many at once cost less.
 
-        What they become is worked out first, and then written: all of it, also if a signal handler raises meanwhile.
+        The result is computed first, and then written: all of it, even if a signal handler raises meanwhile.
         """
         ended = self._ended
         if isinstance(ended, list):  # a short run, as most are, needs no more than a list
@@ -616,7 +617,7 @@ class ExecutionGraph:
         return above
 
     def _trim_excess(self, max_kept: int) -> None:
-        """Count what the log need not keep, a chunk at a time; drop it when that is worth moving the rest."""
+        """Count entries that the log need not keep, a chunk at a time; drop them when that is worth moving the rest."""
         excess = len(self._log) - max_kept * EVENTS_PER_CALL_KEPT
         uncounted = self._first_seq + excess - 1 - self._counted.seq
         is_worth_it = excess >= max(TRIM_CHUNK, max_kept // 2)

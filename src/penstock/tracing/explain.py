@@ -18,7 +18,7 @@ MAX_LINES = 500
 
 
 def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
-    """What ran under what, with its cost, its time, and why it failed or was stopped."""
+    """Return which calls ran below which, with cost, time, and the reason of each failure or stop."""
     from penstock.tracing.redaction import Redaction  # its patterns take 2 ms to make, which every import would pay
 
     seq, calls = graph.calls()
@@ -44,7 +44,7 @@ def explain(graph: ExecutionGraph, max_lines: int = MAX_LINES) -> str:
 
 
 def _by_parent(calls: list[CallRecord]) -> dict[int | None, list[CallRecord]]:
-    """The kept calls under the nearest ancestor that is kept."""
+    """Return the kept calls below their nearest kept ancestor."""
     kept = {call.number for call in calls}
     children: dict[int | None, list[CallRecord]] = {}
     for call in calls:
@@ -58,7 +58,7 @@ def _by_parent(calls: list[CallRecord]) -> dict[int | None, list[CallRecord]]:
 def _subtotals(
     graph: ExecutionGraph, calls: list[CallRecord], children: Mapping[int | None, list[CallRecord]]
 ) -> dict[int, int]:
-    """What each call cost together with everything below it."""
+    """Return the cost of each call including everything below it."""
     subtotal = {call.number: _cost(call) for call in calls}
     for number, folded in list(graph.folded.items()):
         subtotal[number] = subtotal.get(number, 0) + folded.cost
@@ -71,7 +71,7 @@ def _subtotals(
 def _unknown_below(
     calls: list[CallRecord], children: Mapping[int | None, list[CallRecord]], seq: int
 ) -> dict[int, int]:
-    """How many calls of unknown cost each call stands for, with everything below it."""
+    """Return the number of calls with an unknown cost that each call stands for, including everything below it."""
     unknown = {call.number: int(call.end_seq <= seq and call.is_unpaid_at(seq)) for call in calls}
     for call in reversed(calls):
         unknown[call.number] += sum(unknown[below.number] for below in children.get(call.number, ()))
@@ -109,7 +109,7 @@ def _line(graph: ExecutionGraph, call: CallRecord, seq: int, subtotal: int, unkn
 
 
 def attempt_of(about: Mapping[str, object]) -> str:
-    """Which attempt a call was, or what stood in for a result that never came, by its metadata; mostly nothing."""
+    """Return the number of the attempt, or the replacement for a missing result, from the metadata; usually empty."""
     if "skip" in about:
         return f"skipped after {about['skip']}"
     if "fallback" in about:
@@ -142,5 +142,5 @@ def _duration(ns: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line of plain text: names come from anywhere, and may hold line breaks or terminal codes."""
+    """Return one line of plain text: names come from anywhere, and may contain line breaks or terminal codes."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -19,14 +19,14 @@ by_number = attrgetter("number")
 
 
 class Counted(NamedTuple):
-    """The sums of the log up to a seq; never changed once it is made."""
+    """The sums of the log up to a seq; immutable."""
 
     seq: int
     sums: Tally
 
 
 class Captured(NamedTuple):
-    """What a writer's lock protects, copied while it was held."""
+    """A copy of the data that a writer's lock protects."""
 
     chain_id: str
     root: CallRecord | None
@@ -53,7 +53,7 @@ class GraphState:
         self._under_way = {call.number: _node(captured, call) for call in captured.calls if call.end_seq > captured.seq}
 
     def render(self) -> dict[str, Any]:
-        """The state as JSON data; the same object each time."""
+        """Return the state as JSON data; the same object each time."""
         captured = self._captured
         if captured is None:
             assert self._rendered is not None, "rendered before the capture is dropped"
@@ -88,7 +88,7 @@ def _node(captured: Captured, call: CallRecord) -> dict[str, Any]:
 
 
 def _reattach(nodes: dict[str, dict[str, Any]], calls: Sequence[CallRecord]) -> None:
-    """Hang calls whose parent was folded away under the nearest call that is there."""
+    """Attach calls whose parent was folded to their nearest kept ancestor."""
     for call in calls:
         node = nodes[call.node_id]
         if node["parent_id"] is not None and node["parent_id"] not in nodes:

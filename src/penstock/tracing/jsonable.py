@@ -1,7 +1,7 @@
 """Any value as JSON data.
 
-What is shown or exported must never fail because of its contents, and never take longer than its size
-deserves: depth, text and the number of parts are bounded, so that cycles and shared structures end too.
+Showing or exporting a value must never fail because of its contents, and never take longer than its size deserves:
+depth, text and the number of parts are bounded, so that cycles and shared structures end too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ MAX_TEXT_TOTAL = 1_000_000
 MAX_KEY = 1_000
 MAX_INT_BITS = 1_024
 LEAVES = frozenset({str, int, float, bool, type(None)})
-"""What has nothing inside, and cannot be changed; nearly all values of JSON are of these very types."""
+"""Immutable types without parts; nearly all values of JSON are of exactly these types."""
 
 
 def jsonable(value: object) -> Any:
-    """`value` in JSON's own types; what JSON has no type for becomes its text, and what is oversize is cut."""
+    """Return `value` in JSON's types; a value without one becomes text, and large values are truncated."""
     return Converter().convert(value, 0)
 
 
 def structured(value: Any) -> Any:
-    """A pydantic model or a dataclass as the data in it; any other value, and one that cannot be read, as it is."""
+    """Return the data of a pydantic model or a dataclass; any other value, and one that cannot be read, unchanged."""
     try:
         if callable(dump := getattr(value, "model_dump", None)):
             return dump(mode="json")
@@ -39,14 +39,14 @@ def structured(value: Any) -> Any:
 
 
 class Converter:
-    """Converts one value, and counts the parts and the text in it."""
+    """Converts one value, and counts its parts and its text."""
 
     def __init__(self) -> None:
         self.parts_left = MAX_PARTS
         self.text_left = MAX_TEXT_TOTAL
 
     def convert(self, value: object, depth: int) -> Any:
-        """The value as JSON data; what cannot be read is named."""
+        """Return the value as JSON data; unreadable parts are named."""
         self.parts_left -= 1
         try:
             return self._converted(value, depth)

@@ -1,6 +1,6 @@
-"""What states a call has, and how it moves between them.
+"""The states of a call, and the transitions between them.
 
-One table. Everything that marks a call goes by it, and the diagram in the docs is drawn from it.
+One table. All code that changes the state of a call follows it, and the diagram in the docs is drawn from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERMINAL: frozenset[Status] = frozenset(status for status, onward in TRANSITIONS
 
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram."""
+    """Return the table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> created"]
     lines += [f"    {status} --> {onward}" for status, after in TRANSITIONS.items() for onward in sorted(after)]
     lines += [f"    {status} --> [*]" for status in TRANSITIONS if status in TERMINAL]

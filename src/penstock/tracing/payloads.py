@@ -1,8 +1,8 @@
-"""What model and tool calls were given and returned, as bounded JSON data for the record.
+"""The arguments and results of model and tool calls, as bounded JSON data for the record.
 
-A payload is converted, redacted if the run asks for that, and cut to a size, in this order: a cut never leaves half of
-a secret. Capturing never raises; a value that JSON has no type for is recorded by its bounded `repr`. What does not fit
-is replaced by a mapping with `truncated`, `original_bytes` and the `content` that is left.
+A payload is converted, redacted if the run asks for that, and truncated, in this order: truncation never leaves half of
+a secret. Capturing never raises; a value without a JSON type is recorded by its bounded `repr`. A payload that does not
+fit is replaced by a mapping with `truncated`, `original_bytes` and the remaining `content`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ RECORD_PAYLOADS: tuple[RecordPayloads, ...] = ("off", "redacted", "full")
 MAX_PAYLOAD_BYTES = 16 * 1_024
 SMALLEST_PAYLOAD_BYTES, LARGEST_PAYLOAD_BYTES = 256, 1_024 * 1_024
 READ_AHEAD = 4_096
-"""Characters read beyond the limit, so that a secret at the cut is recognized."""
+"""Characters read beyond the limit, so that a secret at the end is recognized."""
 HALF_SECRET = 64
-"""Characters dropped at the end of a text that was read in part: fewer of a secret may not be recognized."""
+"""Characters dropped at the end of a text that was read in part, so that no unrecognized part of a secret remains."""
 
 _RULES = Redaction()
 
 
 class Payload(NamedTuple):
-    """What one call was given and what it returned; None where nothing is recorded."""
+    """The arguments and the result of one call; None where nothing is recorded."""
 
     input: Any = None
     output: Any = None
@@ -38,7 +38,7 @@ class MessageLike(Protocol):
     """A message of a conversation."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as JSON data."""
+        """Return the message as JSON data."""
 
 
 class Messages(NamedTuple):
@@ -68,11 +68,11 @@ class Payloads:
         self._max_bytes = max_bytes
 
     def arguments(self, args: tuple[Any, ...]) -> Any:
-        """The arguments of a call as JSON data: a single one as it is, several as a list."""
+        """Return the arguments of a call as JSON data: a single one unchanged, several as a list."""
         return self.capture(args[0] if len(args) == 1 else args)
 
     def capture(self, value: Any) -> Any:
-        """The value as JSON data within the limit."""
+        """Return the value as JSON data within the limit."""
         try:
             if isinstance(value, PayloadSource):
                 value = value._payload()
@@ -95,7 +95,7 @@ class Payloads:
         return kept[::-1]
 
     def _bounded(self, value: Any) -> tuple[Any, int]:
-        """The value as JSON data, and its size in bytes."""
+        """Return the value as JSON data, and its size in bytes."""
         converter = _PayloadConverter(self._max_bytes + READ_AHEAD, self._rules)
         data = converter.convert(value, 0)
         kept = data if self._rules is None else self._rules.uncut(data)
@@ -110,13 +110,13 @@ class Payloads:
 
 
 class _PayloadConverter(Converter):
-    """Reads named parts by their names, so that secrets among them are found, and no more text than is kept."""
+    """Reads named parts by their names, so that secrets among them are found, and no more text than is recorded."""
 
     def __init__(self, room: int, rules: Redaction | None) -> None:
         super().__init__()
         self.text_left = room
         self.unread = 0
-        """Bytes of text that were left out."""
+        """Bytes of text that were omitted."""
         self._rules = rules
 
     def _converted(self, value: object, depth: int) -> Any:

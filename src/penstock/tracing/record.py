@@ -1,14 +1,13 @@
-"""What is recorded while a run is in progress.
+"""The records of a run in progress.
 
 The hot path writes one `CallRecord` when a call begins and fills in its second half when the call ends; everything that
 people read (events, nodes, stats, trees) is a view computed from these when it is read. Two rules make that safe
 without copying:
 
-- A record's first half never changes (a model that only the answer names is written with the second; a call that is
-  folded away is linked to a kept ancestor, so that it does not keep its folded ones alive). Its second half is written
-  once, `end_seq` last; a reader of `end_seq` first therefore sees either a call that is still open or one that is
-  complete.
-- `seq` numbers are positions in the run's log, given out under the run's lock: they have no gaps.
+- A record's first half never changes. (A model that only the answer names is written with the second half. A folded
+call is linked to a kept ancestor, so that it does not keep other folded calls alive.) Its second half is written
+once, `end_seq` last; a reader that reads `end_seq` first therefore sees a call that is either open or complete. - `seq`
+numbers are positions in the run's log, assigned under the run's lock: they have no gaps.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from penstock.tracing.lifecycle import CallKind, Status
 from penstock.tracing.payloads import Payload
 
 NOT_WHOLE = frozenset({"length", "content_filter"})
-"""Finish reasons of an answer that ended before its own end."""
+"""Finish reasons of incomplete answers."""
 
 OPEN = 1 << 62
 """The `end_seq` of a call that has not ended: larger than any seq."""
 
 
 class Source:
-    """Where in the tree of contexts something happened: a run's main context, a child, a child's child."""
+    """A place in the tree of contexts: a run's main one, a child, a child's child."""
 
     __slots__ = ("depth", "iteration", "name", "parent", "path")
 
@@ -42,7 +41,7 @@ class Source:
 
 
 class CallExtras(NamedTuple):
-    """What most calls have nothing of: one value for all of them, another where there is something to say."""
+    """Data that few calls have: most calls share one empty value."""
 
     retries: int = 0
     running: bool = True
@@ -60,14 +59,14 @@ class CallExtras(NamedTuple):
 
 NO_EXTRAS = CallExtras()
 ONLY_COST_UNKNOWN = CallExtras(cost_unknown=True)
-"""Shared by all calls without other extras: in a run whose prices are unknown, that is each."""
+"""Shared by all calls without other extras: in a run whose prices are unknown, that is every call."""
 
 
 class CallRecord:
     """One call: what it is, when it began, and, once it has ended, how. The graph's `begin` and `end` fill it in.
 
-    A run keeps one of these for every call, so what is in here is paid for by all: nothing that can be derived from
-    something else, and what few calls have by reference.
+    A run keeps one of these for every call, so each field costs memory for all: derived data is not stored, and rare
+    data only by reference.
     """
 
     __slots__ = (
@@ -115,62 +114,62 @@ class CallRecord:
 
     @property
     def retries(self) -> int:
-        """How many retries were drawn for it."""
+        """Number of retries drawn for the call."""
         return self.extras.retries
 
     @property
     def running(self) -> bool:
-        """Whether it is, or was, under way, and not only created."""
+        """Whether the call has begun to run."""
         return self.extras.running
 
     @property
     def waiting(self) -> bool:
-        """Whether it was created and waits for other calls to end."""
+        """Whether the call was created and waits for other calls to end."""
         return self.extras.waiting
 
     @property
     def settled(self) -> Settlement | None:
-        """The bill that came after its end, if one did."""
+        """The bill that arrived after the end of the call, if one did."""
         return self.extras.settled
 
     @property
     def stop_reason(self) -> str | None:
-        """Why it was stopped, or the message of its error."""
+        """The reason of the stop, or the message of the error."""
         return self.extras.stop_reason
 
     @property
     def stop(self) -> Stop | None:
-        """The stop behind `stop_reason`, with its figures; None if no stop ended the call, or its figures are gone."""
+        """The stop behind `stop_reason`, with its figures; None if no stop ended the call, or they were dropped."""
         return self.extras.stop
 
     @property
     def error_class(self) -> str | None:
-        """What it raised."""
+        """The class of the error."""
         return self.extras.error_class
 
     @property
     def abandoned(self) -> bool:
-        """Whether its function was left behind, still running."""
+        """Whether the function was abandoned while it was still running."""
         return self.extras.abandoned
 
     @property
     def cost_unknown(self) -> bool:
-        """Whether it was billed when it ended and the amount is unknown: `cost` is what is known of it."""
+        """Whether the call was billed at an unknown amount: `cost` is the known part of it."""
         return self.extras.cost_unknown
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer of a model is not whole, one of NOT_WHOLE; None if it is, or if that is unknown."""
+        """Why the answer of a model is incomplete, one of NOT_WHOLE; None if it is complete, or if that is unknown."""
         return self.extras.finish_reason
 
     @property
     def payload(self) -> Payload | None:
-        """What it was given and returned, where its run records that."""
+        """The arguments and the result, if the run records them."""
         return self.extras.payload
 
     @property
     def folded_from(self) -> int | None:
-        """The number of its parent when it was folded away; None while it is kept one by one."""
+        """The number of the parent when the call was folded; None for kept calls."""
         return self.extras.folded_from
 
     @property
@@ -180,13 +179,13 @@ class CallRecord:
 
     @property
     def result_name(self) -> str:
-        """The name of its result among those of the run: the call name, with the path of a child context before it."""
+        """The name of the result among those of the run: the call name, prefixed with the path of a child context."""
         _, _, place = self.source.path.partition("/")
         return f"{place}/{self.name}" if place else self.name
 
     @property
     def parent_number(self) -> int:
-        """The number of the call that made this one; 0 for the root."""
+        """The number of the parent; 0 for the root."""
         parent = self.parent  # before `folded_from`, which is written before the call is linked to another one
         if (folded_from := self.extras.folded_from) is not None:
             return folded_from
@@ -194,30 +193,30 @@ class CallRecord:
 
     @property
     def parent_id(self) -> str | None:
-        """The public id of the call that made this one; None for the root."""
+        """The id of the parent; None for the root."""
         return call_id(number) if (number := self.parent_number) else None
 
     def is_under(self, other: CallRecord) -> bool:
-        """Whether this call was made by `other`, or by something that `other` made."""
+        """Whether this call was made by `other`, directly or indirectly."""
         above = self.parent
         while above is not None and above.depth > other.depth:
             above = above.parent
         return above is other
 
     def is_unpaid_at(self, seq: int) -> bool:
-        """Whether the cost of the call, which has ended, is unknown as far as the log up to `seq` has it."""
+        """Whether the cost of this ended call is unknown in the log up to `seq`."""
         late = self.extras.settled
         return self.extras.cost_unknown and (late is None or late.seq > seq or not late.cost)
 
     def status_at(self, seq: int) -> Status:
-        """The call's status as the log up to `seq` has it."""
+        """Return the status of the call in the log up to `seq`."""
         if self.end_seq <= seq:
             return self.status
         return "running" if self.running else "created"
 
 
 class IterationMark:
-    """An iteration of a loop began, or ended: its event is made when it is read."""
+    """The beginning or the end of an iteration of a loop; its event is created when it is read."""
 
     __slots__ = ("action", "at_ns", "base", "iteration", "source", "started_ns")
 
@@ -228,11 +227,11 @@ class IterationMark:
         self.at_ns = at_ns
         self.started_ns = started_ns
         self.action = action
-        """What the loop does next; None if it is the beginning that is marked."""
+        """The loop's next action; None for the beginning of an iteration."""
 
 
 class RunMark:
-    """The run began: its facts are those of its root, and its event is made when it is read."""
+    """The beginning of the run; its event is created from the root when it is read."""
 
     __slots__ = ()
 
@@ -260,7 +259,9 @@ def mark_cost_unknown(call: CallRecord) -> None:
 
 
 def mark_waiting(call: CallRecord, waits: bool) -> None:
-    """Record that an open call waits for other calls to end, or no more. The caller holds the lock of its run."""
+    """Record that an open call waits for other calls to end, or has stopped waiting. The caller holds the lock of its
+    run.
+    """
     call.extras = call.extras._replace(waiting=waits)
 
 
@@ -272,15 +273,15 @@ def mark_stopped(call: CallRecord, stop: Stop | None) -> None:
 
 
 def mark_not_whole(call: CallRecord, finish_reason: str) -> None:
-    """The answer of a call that is about to end is not whole. The caller holds the lock of its run."""
+    """Record that the answer of a call about to end is incomplete. The caller holds the lock of its run."""
     call.extras = call.extras._replace(finish_reason=finish_reason)
 
 
 def keep_payload(call: CallRecord, payload: Payload) -> None:
-    """Record what a call that has not ended was given and returned. The caller holds the lock of its run."""
+    """Record the arguments and the result of an open call. The caller holds the lock of its run."""
     call.extras = call.extras._replace(payload=payload)
 
 
 def count_retry(call: CallRecord) -> None:
-    """One more retry was drawn for the call. The caller holds the lock of its run."""
+    """Count one more retry of the call. The caller holds the lock of its run."""
     call.extras = call.extras._replace(retries=call.extras.retries + 1)

@@ -1,6 +1,6 @@
-"""What is not shown: secrets, wherever they stand in names, messages and data.
+"""Redact secrets in names, messages and data.
 
-Redaction looks at texts and keys and knows nothing of traces.
+Works on texts and keys, and knows nothing of traces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECRET_WORDS = frozenset(
 ).union(("credential", "credentials", "cookie", "cookies"))
 _SECRET_ENDS = frozenset(("token", "auth", "bearer", "jwt", "dsn"))
 _SECRET_KEYS = frozenset(("api", "private", "access", "secret", "signing", "encryption", "auth", "master", "session"))
-"""Words before `key` that make it one to hide."""
+"""Words before `key` that make a key secret."""
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
@@ -47,20 +47,20 @@ _TEXT_SECRETS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""What looks like a secret wherever it stands; every repetition is bounded or cannot be re-read, so it is linear."""
+"""Formats of secrets in any text; every repetition is bounded or cannot be re-read, so that matching is linear."""
 
 
 def redact(value: object, secrets: Iterable[str] = ()) -> Any:
-    """`value` as JSON data without what looks like a secret, and without the texts given as `secrets`.
+    """Return `value` as JSON data without apparent secrets, and without the texts given as `secrets`.
 
-    Hidden are the values of keys such as `api_key` or `password`; and, in any text and key, bearer tokens, passwords
+    Redacted are the values of keys such as `api_key` or `password`; and, in any text and key, bearer tokens, passwords
     in URLs, private keys, the token formats of well-known services, and `secret=…` written out.
     """
     return Redaction(secrets).data(value)
 
 
 class Redaction:
-    """One export's rules of what is not shown."""
+    """The redaction rules of one export."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known: list[object] = [secrets] if isinstance(secrets, str) else list(secrets)
@@ -72,7 +72,7 @@ class Redaction:
         self._cached = lru_cache(4_096)(self._redacted)
 
     def text(self, text: str, limit: int = MAX_SHOWN) -> str:
-        """The text without secrets, cut to `limit` characters."""
+        """Return the text without secrets, truncated to `limit` characters."""
         if len(text) <= MAX_NAME:
             shown = self._cached(text)
         else:
@@ -83,15 +83,15 @@ class Redaction:
         return shown if len(shown) <= limit else f"{shown[:limit]}…"
 
     def name(self, name: str) -> str:
-        """A name without secrets, on one line of plain text."""
+        """Return a name without secrets, on one line of plain text."""
         return printable(self.text(name, MAX_NAME))
 
     def data(self, value: object) -> Any:
-        """The value as JSON data without secrets."""
+        """Return the value as JSON data without secrets."""
         return self._data(jsonable(value))
 
     def uncut(self, data: Any) -> Any:
-        """JSON data without secrets, its texts in their full length."""
+        """Return JSON data without secrets, with its texts in full length."""
         return self._data(data, self._whole)
 
     def _whole(self, text: str) -> str:
@@ -125,20 +125,20 @@ class Redaction:
 
 
 def _hides(key: str, item: Any) -> bool:
-    """Whether `item` is not shown because of its key. `tokens` may be a count; a list of them is none."""
+    """Whether `item` is redacted because of its key. `tokens` may be a count; a list of tokens is redacted."""
     if item is None or isinstance(item, bool):
         return False
     return is_secret_key(key) or (isinstance(item, list) and key[-6:].lower() == "tokens")
 
 
 def _is_secret_pair(item: Any) -> bool:
-    """Whether it is a name and its value, as headers are written, and the name is one of a secret."""
+    """Whether the item is a pair of a name and a value, as headers are written, with a secret name."""
     return isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and is_secret_key(item[0])
 
 
 @lru_cache(4_096)
 def is_secret_key(key: str) -> bool:
-    """Whether what is called that is not to be shown."""
+    """Whether the value of this key is secret."""
     words = [word.lower() for word in _WORD.findall(key[:MAX_NAME])]
     if not words:
         return False
@@ -152,5 +152,5 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """One line of plain text: no line breaks, no terminal codes, no marks that turn the reading direction."""
+    """Return one line of plain text: no line breaks, terminal codes, or marks that reverse the reading direction."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

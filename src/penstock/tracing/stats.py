@@ -1,7 +1,7 @@
-"""Sums over what happened: by context, by model, by tool.
+"""Sums over calls: by context, by model, by tool.
 
 A fold over the run's log. `Tallies` reads each entry once, when the sums are read or the entry is about to be dropped,
-and counts it where it happened. A parent's figures are summed when they are read, so they are never behind its
+and counts it where it happened. A parent's figures are summed when they are read, so they always include its
 children's.
 """
 
@@ -17,7 +17,7 @@ from penstock.tracing.record import NO_EXTRAS, CallRecord, Settlement, Source
 
 @dataclass(frozen=True, slots=True)
 class ExecutionStats:
-    """What a context used, its children included; `own` is the part without them."""
+    """Usage of a context, its children included; `own` is the part without them."""
 
     total_input_tokens: int = 0
     total_output_tokens: int = 0
@@ -32,18 +32,18 @@ class ExecutionStats:
     tool_call_count: int = 0
     tool_calls_by_name: Mapping[str, int] = field(default_factory=dict)
     cost_by_name: Mapping[str, float] = field(default_factory=dict)
-    """By the name of the call, whatever its kind."""
+    """By the name of the call, of any kind."""
     cost_by_child: Mapping[str, float] = field(default_factory=dict)
-    """By the name of the direct child context it happened in."""
+    """By the name of the direct child context."""
     failed_count: int = 0
     halted_count: int = 0
     unknown_costs: int = 0
-    """Calls that were billed at an unknown cost, which is in no sum."""
+    """Number of calls that were billed at an unknown cost, which is in no sum."""
     own: ExecutionStats | None = None
 
 
 Row = list[int]
-"""Calls, retries, cost, input tokens, output tokens and calls of unknown cost, of calls that are alike."""
+"""Calls, retries, cost, input tokens, output tokens and calls of unknown cost, of similar calls."""
 
 CALLS, RETRIES, COST, TOKENS_IN, TOKENS_OUT, UNKNOWN = range(6)
 
@@ -51,7 +51,7 @@ CALLS, RETRIES, COST, TOKENS_IN, TOKENS_OUT, UNKNOWN = range(6)
 class Tally:
     """Running sums: one row for the calls of one kind, status, name and model.
 
-    What people ask for is summed from rows.
+    All other sums are computed from the rows.
     """
 
     __slots__ = ("rows",)
@@ -60,30 +60,30 @@ class Tally:
         self.rows: dict[tuple[str, str, str, str | None], Row] = {}
 
     def row(self, key: tuple[str, str, str, str | None]) -> Row:
-        """Where calls of that kind, status, name and model are counted."""
+        """Return the row for calls of that kind, status, name and model."""
         row = self.rows.get(key)
         if row is None:
             row = self.rows[key] = [0, 0, 0, 0, 0, 0]
         return row
 
     def include(self, other: Tally) -> None:
-        """Add everything another tally has counted."""
+        """Add all counts of another tally."""
         for key, row in other.rows.items():
             mine = self.rows.get(key)
             self.rows[key] = row.copy() if mine is None else list(map(add, mine, row))
 
     def sum(self, figure: int, kind: str | None = None, status: str | None = None) -> int:
-        """One figure over the calls of that kind that ended in that status; None is any."""
+        """Sum one figure over the calls of that kind with that status; None means any."""
         return sum(row[figure] for (k, s, _, _), row in self.rows.items() if kind in (None, k) and status in (None, s))
 
     def by_model(self, figure: int, kind: str | None = None) -> dict[str, int]:
-        """One figure by model, of those that have any."""
+        """Return one figure by model, where it is not zero."""
         return self._by(
             (model or "unknown", row[figure]) for (k, _, _, model), row in self.rows.items() if kind in (None, k)
         )
 
     def by_name(self, figure: int, kind: str | None = None) -> dict[str, int]:
-        """One figure by the name of the call, of those that have any."""
+        """Return one figure by the name of the call, where it is not zero."""
         return self._by((name, row[figure]) for (k, _, name, _), row in self.rows.items() if kind in (None, k))
 
     @staticmethod
@@ -97,7 +97,7 @@ class Tally:
     def stats(
         self, own: ExecutionStats | None = None, cost_by_child: Mapping[str, int] | None = None
     ) -> ExecutionStats:
-        """These sums as people read them."""
+        """Return these sums as ExecutionStats."""
         return ExecutionStats(
             total_input_tokens=self.sum(TOKENS_IN),
             total_output_tokens=self.sum(TOKENS_OUT),
@@ -123,7 +123,9 @@ def _in_usd(costs: Mapping[str, int]) -> dict[str, float]:
 
 
 class Tallies:
-    """The sums of every context of a run. Each call is counted once, where it happened; totals are made on reading."""
+    """The sums of every context of a run. Each call is counted once, where it happened; totals are computed when they
+    are read.
+    """
 
     __slots__ = ("own", "run")
 
@@ -133,7 +135,7 @@ class Tallies:
         """The sums of the whole run by kind and status alone: a few rows, cheap to copy."""
 
     def absorb(self, entries: Iterable[object], first_seq: int) -> None:
-        """Count entries of the log, the first of which has that seq; those that carry no figures are passed over."""
+        """Count entries of the log, beginning at that seq; entries without figures are skipped."""
         like: CallRecord | None = None
         row: Row = []
         total: Row = []
@@ -168,7 +170,7 @@ class Tallies:
                     late[UNKNOWN] -= entry.call.cost_unknown and entry.cost > 0
 
     def plus(self, more: Tallies) -> Tallies:
-        """The sums of both; neither is changed."""
+        """Return the sums of both; neither is changed."""
         if not self.own:
             return more
         total = Tallies()
@@ -182,7 +184,7 @@ class Tallies:
         return total
 
     def of(self, source: Source) -> ExecutionStats:
-        """What `source` used, its children included, with its own part apart."""
+        """Return the usage of `source`, its children included, with its own part separately."""
         own = self.own.get(source) or Tally()
         total, cost_by_child = self._total(source)
         return total.stats(own.stats(), cost_by_child)
@@ -197,7 +199,7 @@ class Tallies:
         return self.run.row((call.kind, call.status, "", None))
 
     def _total(self, source: Source) -> tuple[Tally, dict[str, int]]:
-        """The sums of `source` and all below it, and what each of its direct children has cost."""
+        """Return the sums of `source` and everything below it, and the cost of each of its direct children."""
         total, cost_by_child = Tally(), dict[str, int]()
         for place, tally in self.own.items():
             child: Source | None = None
@@ -213,7 +215,7 @@ class Tallies:
 
 
 def _are_alike(one: CallRecord, other: CallRecord) -> bool:
-    """Whether two finished calls are surely counted in the same row."""
+    """Whether two finished calls are certainly counted in the same row."""
     return (
         one.name is other.name
         and one.source is other.source

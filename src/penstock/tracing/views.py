@@ -1,4 +1,4 @@
-"""The records as people see them: nodes, totals and events, computed when they are read."""
+"""The records as nodes, totals and events, computed when they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.tracing.record import CallRecord, IterationMark, RunMark, Settleme
 from penstock.tracing.stats import CALLS, COST, RETRIES, TOKENS_IN, TOKENS_OUT, UNKNOWN, Tally
 
 Entry = CallRecord | Settlement | IterationMark | RunMark | TraceEvent
-"""What the log of a run holds."""
+"""An entry in the log of a run."""
 
 
 class TracedRun(Protocol):
@@ -36,7 +36,7 @@ class TracedRun(Protocol):
 
 
 class Folded(NamedTuple):
-    """What was kept of finished calls that are no longer kept one by one."""
+    """Sums of finished calls that are no longer kept individually."""
 
     calls: int
     cost: int
@@ -46,7 +46,7 @@ class Folded(NamedTuple):
 
 
 def fold(before: Folded | None, more: Sequence[int]) -> Folded:
-    """Add what was summed over further calls to what their ancestor already stands for."""
+    """Add the sums of further calls to those of their ancestor."""
     return Folded(*more) if before is None else Folded(*map(add, before, more))
 
 
@@ -58,14 +58,14 @@ def fold_late(before: Folded | None, late: Settlement) -> Folded:
 
 
 def call_of(entry: Entry) -> CallRecord | None:
-    """The call an entry is about, if it is about one."""
+    """Return the call that an entry is about, if there is one."""
     if isinstance(entry, CallRecord):
         return entry
     return entry.call if isinstance(entry, Settlement) else None
 
 
 def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None) -> dict[str, Any]:
-    """One call as JSON data, as the log up to `seq` has it."""
+    """Return one call as JSON data, as of `seq`."""
     ended = call.end_seq <= seq
     late = call.settled if call.settled is not None and call.settled.seq <= seq else None
     fields: dict[str, Any] = {
@@ -103,7 +103,7 @@ def node(call: CallRecord, seq: int, wall_offset_ns: int, folded: Folded | None)
 
 
 def aggregates(tally: Tally, max_depth: int) -> dict[str, Any]:
-    """A run's totals as JSON data; `unknown_costs` counts calls whose cost is in no sum, if there are any."""
+    """Return a run's totals as JSON data; `unknown_costs` counts calls whose cost is in no sum, if there are any."""
     totals = {
         "total_cost_usd": to_usd(tally.sum(COST, status="success")),
         "total_llm_calls": tally.sum(CALLS, "llm", "success"),
@@ -127,7 +127,7 @@ def aggregates(tally: Tally, max_depth: int) -> dict[str, Any]:
 
 
 def event(graph: TracedRun, entry: Entry, seq: int) -> TraceEvent:
-    """An entry of the log as the event people see."""
+    """Return an entry of the log as an event."""
     if isinstance(entry, TraceEvent):
         return entry
     if isinstance(entry, Settlement):

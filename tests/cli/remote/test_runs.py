@@ -134,7 +134,7 @@ def test_a_run_is_named_by_the_part_of_its_id_that_no_other_run_has(live: Live, 
     assert runs("diff", first[-12:], second[-12:]).code == 0
     ambiguous = runs("show", first[:4])
     assert (ambiguous.code, ambiguous.out) == (2, "")
-    assert f"'{first[:4]}' is a part of 2 ids, name more of one: " in ambiguous.err
+    assert f"'{first[:4]}' matches 2 ids; give more characters of one: " in ambiguous.err
     assert first in ambiguous.err
 
 
@@ -209,7 +209,7 @@ def test_halted_run_shows_what_to_grant_and_resumes_with_it(live: Live, runs: An
     assert runs("tail", run_id).code == 0
     refused = runs("grant", run_id, "--max-steps", 50)
     assert refused.code == 2
-    assert "only a run that a limit has halted" in refused.err
+    assert "only a run halted by a limit" in refused.err
 
 
 def test_run_that_a_grant_cannot_help_is_reported_by_show_and_server(penstock: Penstock) -> None:

@@ -114,7 +114,7 @@ def test_runs_of_a_gateway_key_are_listed(penstock: Penstock) -> None:
     ("arguments", "code", "says"),
     [
         (("0123456789ab",), 2, "there is no token '0123456789ab'"),
-        (("USER",), 64, "is no gateway key; list the bills of runs with: penstock runs bills"),
+        (("USER",), 64, "is not a gateway key; list the bills of runs with: penstock runs bills"),
         (("USER", "release"), 64, "name the action and the call"),
         (("USER", "resolve", "CALL"), 64, "resolve needs --cost"),
     ],

@@ -58,7 +58,7 @@ def test_a_condition_holds_or_does_not(expression: str, input: Any, holds: bool)
         ("(" * 400 + "1" + ")" * 400, "parse"),
     ],
 )
-def test_what_is_no_condition_or_could_take_long_is_refused_when_it_is_read(expression: str, why: str) -> None:
+def test_an_invalid_or_unbounded_condition_is_refused_when_it_is_parsed(expression: str, why: str) -> None:
     with pytest.raises(ConditionInvalid, match=f"(?i){why}"):
         Condition(expression, ["input"])
     assert condition.findings(expression, ["input"])

@@ -36,7 +36,7 @@ JSON = st.recursive(
         ("{{ a.items }}", {"a": {"items": "the key, not the method"}}, "the key, not the method"),
     ],
 )
-def test_values_stand_in_their_places(text: str, values: dict[str, Any], rendered: str) -> None:
+def test_values_replace_their_placeholders(text: str, values: dict[str, Any], rendered: str) -> None:
     assert Template(text).render(values) == rendered
 
 
@@ -65,7 +65,7 @@ def test_values_stand_in_their_places(text: str, values: dict[str, Any], rendere
         "x" * 100_001,
     ],
 )
-def test_what_is_no_place_is_refused_when_the_template_is_read(text: str) -> None:
+def test_an_invalid_placeholder_is_refused_when_the_template_is_parsed(text: str) -> None:
     with pytest.raises(TemplateInvalid):
         Template(text)
 
@@ -74,7 +74,7 @@ def test_what_is_no_place_is_refused_when_the_template_is_read(text: str) -> Non
     "text",
     ["{{ b }}", "{{ a.__class__ }}", "{{ a.b.__class__ }}", "{{ a.b.c }}", "{{ a.l[2] }}", "{{ a.l.x }}", "{{ a[0] }}"],
 )
-def test_what_is_not_there_is_an_error_that_names_it(text: str) -> None:
+def test_a_missing_value_is_an_error_that_names_it(text: str) -> None:
     values = {"a": {"b": "text", "l": [1, 2]}}
     with pytest.raises(TemplateFailed, match="there is no "):
         Template(text).render(values)
@@ -96,7 +96,7 @@ def test_a_value_is_never_read_as_a_template() -> None:
     assert Template("{{ a }}").render({"a": "{{ secret }}", "secret": "x"}) == "{{ secret }}"
 
 
-def test_what_comes_out_is_bounded_before_it_is_made() -> None:
+def test_the_size_of_the_result_is_checked_before_it_is_rendered() -> None:
     with pytest.raises(TemplateFailed, match="1,000,000 characters"):
         Template("{{ a }}" * 1_000).render({"a": "x" * 1_001})
     endless: list[Any] = ["x" * 1_000] * 500

@@ -365,7 +365,7 @@ async def test_work_knows_the_key_that_it_will_be_recorded_under() -> None:
     assert idempotency_key() is None
 
 
-async def test_a_lone_half_of_a_surrogate_pair_and_a_huge_number_come_back() -> None:
+async def test_an_unpaired_surrogate_and_a_huge_number_survive() -> None:
     store, ran = JsonJournals(), Log()
     odd = {"\ud800": [None, 0, -0.0, 2**4000, "\x00", {}], "": "ü" * 10_000}
 
@@ -710,7 +710,7 @@ async def test_a_run_that_is_only_replayed_runs_nothing_new() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["skip", "fallback"])
-async def test_no_policy_makes_the_best_of_what_is_missing(on_error: Any) -> None:
+async def test_no_error_policy_handles_a_missing_result(on_error: Any) -> None:
     store, nothing = JsonJournals(), Log()
     policy = ErrorPolicy(on_error=on_error, fallback_value=3, retry_count=2, retry_delay_ms=0)
     steps = Graph("g").add_step(FunctionNode("n", lambda ctx: nothing.ran()), "s", error_policy=policy)

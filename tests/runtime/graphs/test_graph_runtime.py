@@ -354,7 +354,7 @@ def test_an_installed_executor_that_is_broken_is_named_when_a_graph_asks_for_it(
         GraphRuntime(graph(a="twice"), run_id="r")
 
 
-def test_what_is_registered_stands_before_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_executors_take_precedence_over_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     offering(monkeypatch, broken="nowhere")
     registry = ExecutorRegistry.from_entry_points()
     registry.register("broken", offered)

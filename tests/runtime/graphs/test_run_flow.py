@@ -162,7 +162,7 @@ async def test_a_graph_without_nodes_gives_nothing() -> None:
         assert await collect(graph(), run, SAY) == ([], ExecutionResult())
 
 
-async def test_the_nodes_are_calls_in_the_runs_tree_and_their_calls_stand_below_them() -> None:
+async def test_nodes_are_calls_in_the_tree_with_their_own_calls_below_them() -> None:
     def ask(data: Any, inputs: Any, context: FlowContext) -> DataValue:
         return text(context.execution.tool(lambda: "x", name=f"tool of {context.node_id}", cost_hint_usd=0.5))
 
@@ -362,17 +362,17 @@ MISBEHAVIOURS: list[tuple[Any, str]] = [
     (lambda *_: 5, "returned 5, which is neither a result nor a stream"),
     (lambda *_: {"output": 5}, "neither a result nor a stream"),
     (lambda *_: [text("x")], "neither a result nor a stream"),
-    (lambda *_: ExecutionResult({"output": 5}), "gave 5 on handle 'output', which is no DataValue"),  # type: ignore[dict-item]
-    (lambda *_: ExecutionResult({5: text("x")}), "gave a value on 5, which is no name"),  # type: ignore[dict-item]
-    (lambda *_: ExecutionResult(5), "gave outputs that are 5"),  # type: ignore[arg-type]
-    (lambda *_: ExecutionResult({"odd": text("x")}), "gave a value on handle 'odd'; it declares: output"),
-    (lambda *_: ExecutionResult({"part": text("x")}), "gave a value on handle 'part'; it declares: output"),
+    (lambda *_: ExecutionResult({"output": 5}), "returned 5 on handle 'output', which is not a DataValue"),  # type: ignore[dict-item]
+    (lambda *_: ExecutionResult({5: text("x")}), "returned a value on 5, which is not the name of a handle"),  # type: ignore[dict-item]
+    (lambda *_: ExecutionResult(5), "returned the outputs 5"),  # type: ignore[arg-type]
+    (lambda *_: ExecutionResult({"odd": text("x")}), "returned a value on handle 'odd'; it declares: output"),
+    (lambda *_: ExecutionResult({"part": text("x")}), "returned a value on handle 'part'; it declares: output"),
     (lambda *_: ExecutionResult({}, [NodeEvent.progress("started")]), TELLS),
-    (lambda *_: ExecutionResult({}, ["x"]), "emitted 'x', which is no NodeEvent"),
-    (lambda *_: ExecutionResult({}, [NodeEvent.progress("")]), "which is no NodeEvent with a type"),
-    (lambda *_: iter([text("x"), NodeEvent.progress("tick")]), "went on after its result"),
-    (after_result, "went on after its result"),
-    (after_returned, "went on after its result"),
+    (lambda *_: ExecutionResult({}, ["x"]), "emitted 'x', which is not a NodeEvent"),
+    (lambda *_: ExecutionResult({}, [NodeEvent.progress("")]), "which is not a NodeEvent with a type"),
+    (lambda *_: iter([text("x"), NodeEvent.progress("tick")]), "after its result"),
+    (after_result, "after its result"),
+    (after_returned, "after its result"),
     (lifecycle_in_stream, "emitted 'completed', a lifecycle event: only the runtime emits those"),
     (odd_piece, "yielded 'delta', which is neither a NodeEvent nor a result"),
     (awaitable_of_awaitable, "an awaitable of an awaitable"),
@@ -535,7 +535,7 @@ async def test_only_the_branch_that_was_given_a_value_runs(
 async def test_two_values_for_a_handle_that_takes_one_are_an_error_of_the_node_that_names_both() -> None:
     context = FlowContext(state={"chosen": ["yes", "no"]})
     events, error = await collect_until_raised(RoutingFailed, BRANCHING, context, {**SAY, "choose": Runs(choose)})
-    assert "yes.output and no.output gave one each" in str(error)
+    assert "yes.output and no.output each sent one" in str(error)
     assert "end started" in short(events)
     assert "end error" in short(events)
 
@@ -590,7 +590,7 @@ async def test_a_required_input_that_did_not_come_is_an_error_of_the_node() -> N
     }
     spec = graph(flow("a", "b", "yes", "x"), flow("a", "b", "no", "y"), a="choose", b="take")
     _, error = await collect_until_raised(RoutingFailed, spec, FlowContext(state={"chosen": ["yes"]}), executors)
-    assert str(error) == "b.y: a value is required here, and none came"
+    assert str(error) == "b.y: a value is required, but none arrived"
 
 
 # Where it begins.
@@ -605,7 +605,7 @@ SCOPES: list[Callable[[list[str]], Any]] = [
 
 @pytest.mark.requirement("K-6")
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_only_what_the_entries_lead_to_runs_and_a_cycle_elsewhere_does_no_harm(scope: Any) -> None:
+async def test_only_nodes_reachable_from_the_entries_run_and_a_cycle_elsewhere_does_no_harm(scope: Any) -> None:
     edges = [flow("a", "b"), flow("x", "y"), flow("y", "x"), flow("c", "b")]
     spec = graph(*edges, **dict.fromkeys("abcxyz", "say"))
     events, result = await collect(spec, FlowContext(services={"execution": scope(["a"])}), SAY)
@@ -632,7 +632,7 @@ async def test_an_entry_that_is_not_there_is_a_problem_of_the_graph() -> None:
 
 
 @pytest.mark.requirement("K-6")
-async def test_without_entries_what_is_only_linked_to_does_not_run() -> None:
+async def test_nodes_that_are_only_linked_to_do_not_run() -> None:
     class Part:
         def execute(self, data: Any, inputs: Any, context: Any) -> DataValue:
             return text("ran")
@@ -721,7 +721,7 @@ async def test_a_failure_stops_the_others_and_is_raised_after_every_terminal_eve
     assert check_history(run.history(), ledger=run.balance) == []
 
 
-async def test_a_run_that_collects_goes_on_with_what_does_not_hang_on_the_failure() -> None:
+async def test_a_collecting_run_continues_with_nodes_independent_of_the_failure() -> None:
     spec = graph(flow("a", "b"), flow("c", "d"), a="fail", b="say", c="say", d="say")
     with ExecutionContext() as run:
         events, result = await collect(spec, run, {**SAY, "fail": Runs(fail)}, settle="collect")

@@ -33,7 +33,7 @@ def test_data_is_read_as_its_dataclass() -> None:
     assert read == Outer("a", Inner(3), ["b", Inner(1)], True)  # type: ignore[arg-type]
 
 
-def test_what_an_editor_keeps_for_itself_is_passed_over() -> None:
+def test_fields_of_editors_are_ignored() -> None:
     assert OUTER.read({"name": "a", "label": "A node", "_selected": True}) == Outer("a")
 
 

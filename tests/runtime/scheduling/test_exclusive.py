@@ -151,7 +151,7 @@ async def test_an_invalid_timeout_is_refused(timeout_s: float) -> None:
 # Cancelling.
 
 
-async def test_a_cancelled_token_takes_nothing_not_even_what_is_free() -> None:
+async def test_a_cancelled_token_acquires_nothing_even_if_it_is_free() -> None:
     turn, token = Turn("terminal"), CancellationToken()
     token.cancel("enough")
     with pytest.raises(CancelledError):
@@ -296,7 +296,7 @@ def test_a_wait_that_times_out_is_an_error_and_leaves_the_queue() -> None:
         assert (raised.value.node, raised.value.waited_s) == ("terminal", 30)
         assert str(raised.value) == (
             "no turn at 'terminal' within 30 s: 'edit' still has it; "
-            "allow a longer wait, or let each step have it for less time"
+            "allow a longer wait, or shorten the steps that use it"
         )
         assert turn.waiting == 0
         turn.give_back(first)
@@ -379,7 +379,7 @@ async def test_a_holder_that_takes_its_turn_again_is_refused_immediately() -> No
     assert raised.value.waited_s is None
     assert str(raised.value) == (
         "the wait for 'terminal' could never end: 'edit' waits for 'terminal', which it has itself; "
-        "take such nodes in the same order everywhere, or give one back before asking for the next"
+        "acquire such nodes in the same order everywhere, or release one before acquiring the next"
     )
     turn.give_back(holder)
     assert await is_free(turn)
@@ -432,7 +432,7 @@ async def test_the_wait_that_closes_a_cycle_is_refused_and_the_others_continue(l
     assert all([await is_free(turn) for turn in turns])
 
 
-async def test_a_circle_over_what_is_inside_a_holder_is_a_circle() -> None:
+async def test_a_cycle_through_nested_calls_of_a_holder_is_a_cycle() -> None:
     terminal, browser = Turn("terminal"), Turn("browser")
     edit, fetch = await taken(terminal, "edit"), await taken(browser, "fetch")
     inside_edit = asking(browser, Holder("inside edit", edit))

@@ -206,7 +206,7 @@ def test_one_cap_holds_over_graphs_inside_graphs_and_no_slot_is_lost(
 
 
 @pytest.mark.requirement("P-P1")
-def test_slots_come_back_for_what_runs_later() -> None:
+def test_slots_are_released_for_later_nodes() -> None:
     outer = Graph("outer", max_parallel=4)
     outer.add_step(_named("first", 4, 4), "first")
     outer.add_step(_named("second", 4, 4), "second", depends_on=["first"])

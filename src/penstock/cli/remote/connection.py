@@ -100,7 +100,7 @@ class Connection:
                 raise NotFound(f"{missing}; none of the newest runs begins or ends with {given!r}") from None
             if len(found) > 1:
                 listed = ", ".join(found[:MAX_LISTED])
-                raise Failed(f"{given!r} is a part of {len(found)} ids, name more of one: {listed}") from None
+                raise Failed(f"{given!r} matches {len(found)} ids; give more characters of one: {listed}") from None
             return found[0]
         return given
 

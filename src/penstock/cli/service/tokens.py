@@ -336,7 +336,7 @@ async def _gateway_key(stores: Stores, token_id: str, others: str = _BILLS_OF_RU
     if key is None:
         raise TokenNotFound(token_id)
     if key.kind != "gateway":
-        raise Refused(f"{token_id} is no gateway key; list the {others}")
+        raise Refused(f"{token_id} is not a gateway key; list the {others}")
     return key
 
 

@@ -108,7 +108,9 @@ def _path(written: str, at: int) -> Path:
         found = STEP.match(written, end)
     if not steps or end < len(written):
         raise TemplateInvalid(
-            at, f'{written[:40]!r} is no place: a name, and steps like .key, [0] or ["key"]; nothing is computed'
+            at,
+            f"{written[:40]!r} is not a valid placeholder: write a name, then steps such as .key, [0] or "
+            '["key"]; expressions are not evaluated',
         )
     return tuple(steps)
 

@@ -8,8 +8,8 @@ No call is decided differently because of that. A block that cannot pay for a ca
 the day, or anything waits for it, blocks end: they are put under the accounts of the day, with all that they have
 taken, and what was held for them is given back. From then on, their calls are admitted, wait and are refused at the
 day's accounts, as without blocks. Anyone may end a block: the call of another process that finds too little left, the
-worker itself, or whoever takes a run of a dead worker over. Calls that were under way keep their own holds all along,
-so that those of a dead worker become unresolved one by one.
+worker itself, or the worker that takes over a run of a dead one. Calls that were under way keep their own holds all
+along, so that those of a dead worker become unresolved one by one.
 
 What must always hold: while a block is under no account, its ceiling is at most what is held for it. So its ceiling is
 raised after more was held, and nothing held is given back before the block is under the accounts of the day. In between
@@ -120,7 +120,7 @@ async def _enlarge(ledger: AsyncLedger, block: str, cost_nanos: int) -> bool:
         return False
     held = await ledger.held(f"{HELD}{block}/#")
     await ledger.grant(block, Limits(cost_nanos=sum(amounts.cost_nanos for amounts in held.values())))
-    # If somebody ends the block at this moment, its ceiling has to go again, and what was just held for it.
+    # If another process ended the block meanwhile, its ceiling has to be lowered again, and the new hold released.
     return before.keys() | {key} <= (await ledger.held(f"{HELD}{block}/#")).keys()
 
 

@@ -453,7 +453,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
         self, node: int, piece: Any, result: ExecutionResult | None, progress: Progress, buffer: PieceBuffer
     ) -> ExecutionResult | None:
         if result is not None:
-            raise self._misbehaved(node, f"went on after its result, with {shown(piece)}")
+            raise self._misbehaved(node, f"yielded {shown(piece)} after its result")
         if isinstance(piece, NodeEvent):
             self._check_event(node, piece)
             progress(node, piece)
@@ -469,18 +469,18 @@ class NodeExecution(GraphExecution[NodeEvent]):
         outputs: object = result.outputs
         if type(outputs) is not dict:
             if not isinstance(outputs, Mapping):
-                raise self._misbehaved(node, f"gave outputs that are {shown(outputs)}, and not values by handle")
+                raise self._misbehaved(node, f"returned the outputs {shown(outputs)} instead of values by handle")
             outputs = dict(outputs)
             result = ExecutionResult(outputs, result.events)
         declared = self._nodes.outputs[node]
         for name, one in outputs.items():
             if type(name) is not str:
-                raise self._misbehaved(node, f"gave a value on {shown(name)}, which is no name of a handle")
+                raise self._misbehaved(node, f"returned a value on {shown(name)}, which is not the name of a handle")
             if type(one) is not DataValue and not isinstance(one, DataValue):
-                raise self._misbehaved(node, f"gave {shown(one)} on handle {shown(name)}, which is no DataValue")
+                raise self._misbehaved(node, f"returned {shown(one)} on handle {shown(name)}, which is not a DataValue")
             if declared is not None and ((handle := declared.get(name)) is None or handle.channel != "flow"):
                 known = ", ".join(handle.name for handle in declared.values() if handle.channel == "flow") or "none"
-                raise self._misbehaved(node, f"gave a value on handle {shown(name)}; it declares: {known}")
+                raise self._misbehaved(node, f"returned a value on handle {shown(name)}; it declares: {known}")
         for event in result.events:
             self._check_event(node, event)
             progress(node, event)
@@ -489,7 +489,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
     def _check_event(self, node: int, event: object) -> None:
         event_type: object = event.event_type if isinstance(event, NodeEvent) else None
         if not isinstance(event_type, str) or not event_type:
-            raise self._misbehaved(node, f"emitted {shown(event)}, which is no NodeEvent with a type")
+            raise self._misbehaved(node, f"emitted {shown(event)}, which is not a NodeEvent with a type")
         if event_type in LIFECYCLE:
             raise self._misbehaved(node, f"emitted {event_type!r}, a lifecycle event: only the runtime emits those")
 

@@ -283,7 +283,7 @@ class Scheduler:
                 await drain_cancel(task, requested)
         if self._notify is not None:
             for node in self.frontier.skipped:
-                self._notify("skipped", node, "nothing came to it")
+                self._notify("skipped", node, "no value reached it")
         if self._error is not None:
             raise self._with_partial_results(self._error)
 

@@ -371,7 +371,7 @@ async def _found_key(service: ServerState, token_id: str) -> TokenRecord:
     if key is None:
         raise TokenNotFound(token_id)
     if key.kind != "gateway":
-        raise ApiError(409, "this is no gateway key; the costs of its user are in the list of runs")
+        raise ApiError(409, "this is not a gateway key; the costs of its user are in the list of runs")
     return key
 
 

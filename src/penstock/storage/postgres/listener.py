@@ -1,13 +1,13 @@
-"""Notifications between processes, sent only where somebody waits.
+"""Notifications between processes, sent only where a process waits for them.
 
 A NOTIFY costs every commit a lock of the whole server, and every listening process a wake-up. So topics are spread over
 a few channels, and a process that waits for a topic says so by sharing an advisory lock of its channel, on the
 connection that listens. A transaction that has news for the topic tries to take the same lock alone, until its end: if
-it gets the lock, nobody listens and it sends nothing; if it does not, it notifies. A process that begins to listen
+it gets the lock, no process listens and it sends nothing; if it does not, it notifies. A process that begins to listen
 while such a transaction has the lock waits for its end, and its caller reads the news itself.
 
 The locks and channels belong to the session, so a process that dies leaves none behind. A process listens on a channel
-until nobody has waited on it for a while.
+until no caller has waited on it for a while.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Listener:
         self._connect = connect
         self._errors = errors
         self._last_use: dict[int, float] = {}
-        """When somebody last waited on each channel that is listened on."""
+        """When a caller last waited on each channel that is listened on."""
         self._wanted: set[int] = set()
         self._waiting: dict[int, int] = {}
         """Number of callers that wait on each channel."""
