@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from functools import reduce
 from typing import Any
 
 import httpx2
@@ -282,6 +284,48 @@ async def test_bad_values_are_refused_with_their_place() -> None:
             assert answer.status_code == 400, (fields, error)
             assert str(error["param"]).startswith(param), (str(fields)[:200], error)
         assert await served.runs() == []
+
+
+CALL: Any = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT: Any = {"role": "tool", "tool_call_id": "a", "content": "r"}
+WORDED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [TOOL, TOOL]}, "tools.1.function.name: there are two tools called 'f'; rename one"),
+    (format_of({"type": "obect"}), ".schema.type must be one or several of array, boolean, .*, not 'obect'"),
+    (format_of({"items": 5}), ".schema.items must be a JSON Schema: an object, true or false, not 5"),
+    (
+        format_of(reduce(lambda inside, _: {"not": inside}, range(45), {})),
+        "the JSON Schema has too many levels; use at most 40",
+    ),
+    (
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT]},
+        "messages.3.tool_call_id: this tool call has two results; send one for each call",
+    ),
+    (
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL, {**CALL, "id": "b"}]}, RESULT]},
+        "messages.1.tool_calls.1.id: no result follows this tool call; send one for each of b$",
+    ),
+]
+
+
+async def test_a_refusal_says_what_is_wrong_and_what_to_do() -> None:
+    async with serving() as served, served.client(max_retries=0) as client:
+        for fields, message in WORDED:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="parrot", messages=MESSAGES, extra_body=fields)
+            error: Any = refused.value.body
+            assert re.search(message, error["message"]), error
+
+
+async def test_an_answer_that_never_follows_its_schema_is_an_error_with_advice() -> None:
+    async with serving() as served, served.client(max_retries=0) as client:
+        await add_model(served, "dam", ScriptedModel(["It is high."] * 3, usage=PRICE))
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.chat.completions.create(
+                model="dam", messages=MESSAGES, response_format={"type": "json_object"}
+            )
+        error: Any = failed.value.body
+        fact = "FormatError: the answer is not JSON: Expecting value at line 1, column 1; use a simpler schema"
+        assert (error["code"], fact in error["message"]) == ("FormatError", True), error
 
 
 # Requests that clients repeat

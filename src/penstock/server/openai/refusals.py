@@ -17,6 +17,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
+from penstock.agents.formats import FormatError
 from penstock.errors import PenstockError
 from penstock.hosting.halts import RAISED_BY
 from penstock.kernel.graph import GraphInvalid
@@ -45,6 +46,16 @@ TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+PARAMS: Mapping[str, str] = {
+    StopReason.PRICE_UNKNOWN: "model",
+    ModelUnknown.__name__: "model",
+    ToolNameTaken.__name__: "tools",
+}
+"""The parameter that is at fault, by the reason for which a run stopped."""
+ADVICE: Mapping[str, str] = {
+    FormatError.__name__: "use a simpler schema, or a model that can enforce it and strict: true",
+}
+"""What to do, by the reason for which a run stopped."""
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 """Header that OpenAI's clients check before they retry automatically."""
 CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found"}
@@ -191,12 +202,13 @@ def failure_of(
     if ended.status == "parked":
         return parked_error(ended, run_id)
     status, code = _status_of(ended)
-    advice = _how_to_raise(ended, run_id, own_limits, is_named) if ended.is_limit else None
+    reason = str(ended.reason)
+    advice = _how_to_raise(ended, run_id, own_limits, is_named) if ended.is_limit else ADVICE.get(reason)
     message = "; ".join(filter(None, (_outcome(ended, run_id), advice)))
-    param = "model" if ended.reason == StopReason.PRICE_UNKNOWN else None
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
     may_retry = status == 429 and ended.is_free and not is_named
     about = run_facts(run_id, ended)
+    param = PARAMS.get(reason)
     return Refused(status, message, param=param, code=code, headers=headers, may_retry=may_retry, about=about)
 
 
