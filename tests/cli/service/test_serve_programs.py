@@ -213,9 +213,9 @@ def test_rest_runs_programs_and_chats_have_their_history(programs: Path, penstoc
 def test_graphs_of_programs_are_listed_with_their_source_and_cannot_be_changed(programs: Path) -> None:
     with both() as server, Connection(server.url) as connection, httpx2.Client(base_url=server.url) as http:
         listed = {graph["id"]: graph for graph in connection.get("/api/graphs")["graphs"]}
-        assert {id: (one["source"], one["valid"], one["chat"]) for id, one in listed.items()} == {
-            "publisher": ("program", True, False),
-            "helper": ("program", True, True),
+        assert {id: (one["source"], one["valid"], one["chat"], one["made_for_chat"]) for id, one in listed.items()} == {
+            "publisher": ("program", True, True, False),
+            "helper": ("program", True, True, True),
         }
         document = connection.get("/api/graphs/publisher")["document"]
         steps = document["nodes"][1]["data"]["structure"]["steps"]
