@@ -285,7 +285,8 @@ async def test_a_list_says_which_graphs_can_chat_and_which_are_made_for_it() -> 
     start = {"id": "start", "type": "chat-start", "data": {}}
     answer, lost = node("a", "echo"), node("a", "no-such-type")
     async with served() as server, server.client("ann") as ann:
-        for id, nodes in {"plain": [{**answer, "type": "input"}], "talks": [start, answer], "draft": [start, lost]}.items():
+        graphs = {"plain": [{**answer, "type": "input"}], "talks": [start, answer], "draft": [start, lost]}
+        for id, nodes in graphs.items():
             document = {"nodes": nodes, "edges": []}
             assert (await ann.put(f"/api/graphs/{id}", json={"document": document})).is_success
         listed = {one["id"]: one for one in (await ann.get("/api/graphs")).json()["graphs"]}
