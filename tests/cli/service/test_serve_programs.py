@@ -413,6 +413,16 @@ def test_reload_names_what_was_added_and_removed_and_ignores_other_files(program
         assert printed.endswith("it is served as it was stored; archive it with DELETE /api/graphs/more\n")
 
 
+def test_server_ends_while_a_changed_program_is_imported_for_ever(programs: Path) -> None:
+    with both("--reload") as server:
+        replaced(
+            programs / "agent.py", f"{AGENT}\nopen('begun', 'w').close()\nwhile True: __import__('time').sleep(1)\n"
+        )
+        while not (programs / "begun").exists():
+            assert httpx2.get(f"{server.url}/health").status_code == 200
+        assert server.stop(signal.SIGTERM)[0] == 0
+
+
 def printed_until(server: Server, text: str) -> str:
     """Everything printed up to the line that has this text."""
     printed = ""

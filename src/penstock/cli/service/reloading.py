@@ -18,8 +18,11 @@ from penstock.cli.loading.served import Check, Served, folders_of, load_again, s
 from penstock.cli.render.screen import printable
 from penstock.cli.service.seed_graphs import save_graph_files
 from penstock.hosting.host import RunHost
+from penstock.runtime.worker import LoopJob
 
 POLL_INTERVAL_S = 0.3
+SLOW_S = 10.0
+"""After this time, an import that has not ended is reported."""
 
 Snapshot = dict[Path, tuple[int, int]]
 
@@ -97,7 +100,7 @@ class Reloader:
     async def _reload(self, host: RunHost, changed: Sequence[Path]) -> None:
         names = printable(", ".join(path.name for path in changed))
         try:
-            served = await asyncio.to_thread(load_again, self._targets, self._check)
+            served = await self._load(names)
             self._programs.update(served.programs)  # before graphs are checked for what is offered
             saved = await save_graph_files(host, served.files.values())
         except Exception as error:  # a store that is unavailable must not end the watch: the next change is loaded
@@ -105,6 +108,19 @@ class Reloader:
             return
         notes = [f"  not reloaded  {printable(str(refused))}" for refused in served.refused]
         self._report("\n".join([f"  reloaded      {names}", *saved.notes, *self._replace(served), *notes]))
+
+    async def _load(self, names: str) -> Served:
+        """Load the targets on a thread that the process need not wait for at its end: an import may never return."""
+        job = LoopJob(lambda: load_again(self._targets, self._check), lambda _value, _error: None)
+        loading = asyncio.ensure_future(job.result())
+        try:
+            if not (await asyncio.wait((loading,), timeout=SLOW_S))[0]:
+                fact = f"not imported after {SLOW_S:g} s, and running still; what is served stays until then"
+                self._report(f"  not reloaded  {names}: {fact}")
+            served: Served = await loading
+        finally:
+            loading.cancel()
+        return served
 
     def _replace(self, served: Served) -> Iterator[str]:
         """Let new runs use what was loaded, and yield what was added and removed; nothing is while a target fails."""
