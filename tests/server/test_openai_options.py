@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import httpx2
@@ -421,6 +421,40 @@ async def test_an_sdk_that_repeats_a_request_under_way_follows_its_run() -> None
         served.gate.opened.set()
         assert (await first).id == (await again).id
         assert len(await served.runs()) == 1
+
+
+async def test_an_sdk_that_lost_an_answer_gets_it_again() -> None:
+    again = {"x-stainless-retry-count": "1"}
+    async with serving(retry_grace_s=60) as served, served.client(max_retries=0) as client:
+        complete: Any = partial(client.chat.completions.create, model="parrot", messages=MESSAGES)
+        first = await complete()
+        assert (await complete(extra_headers=again)).id == first.id
+        assert (await complete()).id != first.id
+        assert (await complete(temperature=0.5, extra_headers=again)).id != first.id
+        for background in (False, True):
+            respond: Any = partial(client.responses.create, model="parrot", input="x", background=background)
+            assert (await respond()).id == (await respond(extra_headers=again)).id
+        assert len(await served.runs()) == 5
+
+
+async def test_a_failed_request_is_repeated_as_a_run_of_its_own() -> None:
+    async with serving(retry_grace_s=60) as served, served.client(max_retries=0) as client:
+        await add_model(served, "dam", ScriptedModel(["It is high.", "It is high.", "It is high.", "{}"], usage=PRICE))
+        complete: Any = partial(
+            client.chat.completions.create, model="dam", messages=MESSAGES, response_format={"type": "json_object"}
+        )
+        with pytest.raises(openai.InternalServerError):
+            await complete()
+        assert (await complete(extra_headers={"x-stainless-retry-count": "1"})).choices[0].message.content == "{}"
+
+
+async def test_an_answer_is_forgotten_after_its_grace() -> None:
+    async with serving(retry_grace_s=0.01) as served, served.client(max_retries=0) as client:
+        complete: Any = partial(client.chat.completions.create, model="parrot", messages=MESSAGES)
+        first = await complete()
+        while [*served.app.state.retries]:  # noqa: ASYNC110  kept for a moment
+            await asyncio.sleep(0.01)
+        assert (await complete(extra_headers={"x-stainless-retry-count": "1"})).id != first.id
 
 
 async def test_equal_requests_at_once_are_runs_of_their_own() -> None:

@@ -58,12 +58,14 @@ async def embed(service: Service, user: User, body: EmbeddingBody, request: Requ
     try:
         with naming_run(handle.run.id):
             _, end = await cancel_on_disconnect(request.receive, handle.result())
-            return Response(await _answer(handle, body, _completed(end, handle)), media_type="application/json")
+            answer = await _answer(handle, body, _completed(end, handle))
     except ClientDisconnected:
         await handle.on_disconnect(user, body.penstock, entry)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         entry.delivered()
+    entry.answered()
+    return Response(answer, media_type="application/json")
 
 
 async def _start(
