@@ -296,6 +296,8 @@ WORDED: list[tuple[dict[str, Any], str]] = [
         format_of(reduce(lambda inside, _: {"not": inside}, range(45), {})),
         "the JSON Schema has too many levels; use at most 40",
     ),
+    ({"stop": 5, "temperature": "x"}, "temperature: Input should be a valid number \\(and 1 more\\)$"),
+    ({"messages": [{"role": "user", "content": 5}]}, "content: Input should be a valid string, or a valid list$"),
     (
         {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT]},
         "messages.3.tool_call_id: this tool call has two results; send one for each call",

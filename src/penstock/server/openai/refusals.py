@@ -255,18 +255,27 @@ def _of_validation(errors: Sequence[Any]) -> Refused:
     place = _place(first)
     is_read = first.get("type") != "json_invalid"  # for invalid JSON, the place is a text position, not a field
     param = ".".join(place) if place and is_read else None
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    others = len({tuple(_place(error)) for error in errors if not _is_below(error, _place(errors[0]))})
+    more = f" (and {others} more)" if others else ""
     what = f"{param}: " if param else ""
-    return Refused(
-        400, f"{what}{first.get('msg', 'the request is invalid')}{more}", param=param, code="invalid_request"
-    )
+    return Refused(400, f"{what}{_expected(errors, place)}{more}", param=param, code="invalid_request")
+
+
+def _expected(errors: Sequence[Any], place: Sequence[str]) -> str:
+    """Return what is wrong at this place; the alternatives of a union type are one sentence."""
+    found = dict.fromkeys(str(error.get("msg")) for error in errors if _place(error) == place)
+    first, *others = found or ["the request is invalid"]
+    return ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
     """Return the first error; for a field of a union type, the error of the alternative that matched deepest."""
     within = _place(errors[0])
-    candidates = [error for error in errors if _place(error)[: len(within)] == within]
-    return max(candidates, key=lambda error: len(_place(error)))
+    return max((error for error in errors if _is_below(error, within)), key=lambda error: len(_place(error)))
+
+
+def _is_below(error: Any, place: Sequence[str]) -> bool:
+    return _place(error)[: len(place)] == place
 
 
 def _place(error: Any) -> list[str]:
