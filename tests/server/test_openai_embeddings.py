@@ -130,7 +130,7 @@ async def test_a_model_without_embeddings_is_refused_by_name(model: str, status:
         assert await it.runs() == []
 
 
-async def test_an_embedding_model_asked_for_text_is_refused_without_a_run() -> None:
+async def test_a_chat_request_to_an_embedding_model_is_refused_without_a_run() -> None:
     async with served() as it, it.client() as client:
         requests: list[Any] = [
             client.chat.completions.create(model="embedder", messages=[{"role": "user", "content": "a"}]),

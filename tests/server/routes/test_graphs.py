@@ -290,8 +290,8 @@ async def test_a_list_says_which_graphs_can_chat_and_which_are_made_for_it() -> 
             document = {"nodes": nodes, "edges": []}
             assert (await ann.put(f"/api/graphs/{id}", json={"document": document})).is_success
         listed = {one["id"]: one for one in (await ann.get("/api/graphs")).json()["graphs"]}
-        said = {id: (listed[id]["chat"], listed[id]["made_for_chat"]) for id in ("plain", "talks", "draft")}
-        assert said == {"plain": (True, False), "talks": (True, True), "draft": (False, True)}
+        found = {id: (listed[id]["chat"], listed[id]["made_for_chat"]) for id in ("plain", "talks", "draft")}
+        assert found == {"plain": (True, False), "talks": (True, True), "draft": (False, True)}
         assert (await ann.get("/api/graphs/talks")).json()["chat"] is True
         agents = {one["id"] for one in (await ann.get("/api/agents")).json()["agents"]}
         assert agents == {id for id, one in listed.items() if one["chat"]}
