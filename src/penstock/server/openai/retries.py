@@ -28,6 +28,8 @@ T = TypeVar("T")
 """The run of a request, with what is needed to answer from it."""
 
 MAX_KEY = 255
+MAX_ANSWERED = 1_000
+"""Maximum number of requests that are kept after their answer, with their inputs."""
 RETRY_COUNT = "x-stainless-retry-count"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -69,6 +71,7 @@ class Retries(Generic[T]):
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self._entries: dict[str, list[Entry[T]]] = {}
+        self._answered = 0
 
     def add(self, key: str, handle: T) -> Entry[T]:
         """Add a request that was started."""
@@ -77,10 +80,15 @@ class Retries(Generic[T]):
         return entry
 
     def keep(self, entry: Entry[T]) -> None:
-        """Keep an answered request for `grace_s`."""
-        if self.grace_s > 0:
+        """Keep an answered request for `grace_s`, unless `MAX_ANSWERED` are kept."""
+        if self.grace_s > 0 and self._answered < MAX_ANSWERED:
+            self._answered += 1
             self._entries.setdefault(entry.key, []).append(entry)
-            asyncio.get_running_loop().call_later(self.grace_s, self.remove, entry)
+            asyncio.get_running_loop().call_later(self.grace_s, self._drop, entry)
+
+    def _drop(self, entry: Entry[T]) -> None:
+        self._answered -= 1
+        self.remove(entry)
 
     def remove(self, entry: Entry[T]) -> None:
         """Remove a request; no effect if it was removed before."""
