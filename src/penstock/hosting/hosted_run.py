@@ -308,8 +308,8 @@ class HostedRun:
                     return
                 self._spending.take_events(page)
                 seq = page[-1].seq
-        except StoreCorrupt:
-            logger.exception("what run %s used under earlier claims is not known by node", self.run.id)
+        except StoreCorrupt as error:
+            logger.error("what run %s used under earlier claims is not known by node: %s", self.run.id, error)
 
     async def _outcome(self) -> Outcome:
         """Execute the run and decide its outcome."""

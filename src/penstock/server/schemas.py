@@ -231,23 +231,25 @@ class GraphSummary(Shown):
 
 
 class GraphListed(GraphSummary):
-    """A graph in a list: whether it can run, which a draft cannot, whether it is made for chats, and its source.
+    """A graph in a list: whether it can run, which a draft cannot, whether it can answer in a chat, and its source.
 
     The source is `program` for a graph or agent in Python that the server was started with: it follows its code, and
     cannot be changed over the API. Any other graph is a `document`.
     """
 
     valid: bool
-    chat: bool
+    chat: bool = Field(description="Whether it can answer in a chat, which it enters at its chat start or its inputs")
+    made_for_chat: bool = Field(description="Whether it has a chat start, and so receives the whole conversation")
     source: Literal["document", "program"]
 
     @classmethod
-    def of(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphListed:
+    def of(cls, record: GraphRecord, problems: Sequence[Problem], *, can_chat: bool) -> GraphListed:
         """Convert a record to its list entry."""
         return cls(
             **GraphSummary.model_validate(record).model_dump(),
             valid=not problems,
-            chat=is_conversational(record),
+            chat=can_chat,
+            made_for_chat=is_conversational(record),
             source="program" if is_program(record.document) else "document",
         )
 
@@ -259,9 +261,9 @@ class GraphShown(GraphListed):
     document: Document
 
     @classmethod
-    def whole(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphShown:
+    def whole(cls, record: GraphRecord, problems: Sequence[Problem], *, can_chat: bool) -> GraphShown:
         """Convert a record, with its document and problems."""
-        listed = GraphListed.of(record, problems).model_dump()
+        listed = GraphListed.of(record, problems, can_chat=can_chat).model_dump()
         shown = [ProblemShown.model_validate(problem) for problem in problem_details(problems)]
         return cls(**listed, problems=shown, document=dict(record.document))
 

@@ -461,6 +461,7 @@ export interface GraphListed {
   note?: string;
   valid: boolean;
   chat: boolean;
+  made_for_chat: boolean;
   source: "document" | "program";
 }
 
@@ -481,6 +482,7 @@ export interface GraphShown {
   note?: string;
   valid: boolean;
   chat: boolean;
+  made_for_chat: boolean;
   source: "document" | "program";
   problems: ProblemShown[];
   document: Record<string, unknown>;

@@ -60,7 +60,10 @@ async def list_graphs(
     found = await service.stores.graphs.list(
         owner=owner, before=before, limit=limit + 1, text=q or None, is_archived=archived
     )
-    shown = [GraphListed.of(record, await service.graphs.problems(record)) for record in found[:limit]]
+    shown = [
+        GraphListed.of(record, await service.graphs.problems(record), can_chat=await service.graphs.can_chat(record))
+        for record in found[:limit]
+    ]
     return GraphPage(graphs=shown, next=shown[-1].id if len(found) > limit else None)
 
 
@@ -179,7 +182,8 @@ async def _version(service: ServerState, graph_id: str, version: int | None) -> 
 
 
 async def _shown(service: ServerState, record: GraphRecord) -> GraphShown:
-    return GraphShown.whole(record, await service.graphs.problems(record))
+    problems = await service.graphs.problems(record)
+    return GraphShown.whole(record, problems, can_chat=await service.graphs.can_chat(record))
 
 
 async def _save(
