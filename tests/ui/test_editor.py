@@ -253,6 +253,12 @@ async def test_a_version_saved_elsewhere_is_shown_and_never_overwritten(tmp_path
             await versions.get_by_role("button", name="Changes in version 2").click()
             await expect(versions.locator("del")).to_have_text("one")
             await expect(versions.locator("ins")).to_have_text("of root")
+            await versions.get_by_role("button", name="Bring back version 2").click()
+            await card(ann.page, "t").click()
+            await expect(ann.page.get_by_label("Text", exact=True)).to_have_value("of root")
+            await ann.page.get_by_role("button", name="Undo").click()
+            await expect(ann.page.get_by_label("Text", exact=True)).to_have_value("of ann")
+            await expect(state(ann.page)).to_have_text("version 3")
 
 
 @pytest.mark.requirement("K-19")
@@ -266,7 +272,7 @@ async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
         await expect(card(page, "strange")).to_contain_text("? of-another-server")
         assert await exported(page) == ODD
         problems = page.get_by_role("region", name="Problems")
-        await expect(problems).to_contain_text("no executor is registered")
+        await expect(problems).to_contain_text("strange this server has no such node type")
         await card(page, "strange").click()
         await expect(page.get_by_text("The node is kept as it is")).to_be_visible()
 
@@ -276,10 +282,16 @@ async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
         await page.get_by_label("Text", exact=True).fill("hello")
         changed = ODD.replace('"text":"hi"', '"text":"hello"')
         assert await exported(page) == changed
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("Control+z")
+        assert await exported(page) == ODD
+        await page.keyboard.press("Control+Shift+z")
         await save(page)
+        await page.reload()  # what the server has is the text, not only what it means
+        await expect(card(page, "strange")).to_be_visible()
+        assert await exported(page) == changed
         assert api(server, "GET", "/api/graphs/odd")["document"] == json.loads(changed)
 
-        await page.get_by_role("button", name="Odd", exact=True).click()
         await card(page, "out").hover()
         await page.mouse.down()
         await page.mouse.move(600, 600, steps=4)

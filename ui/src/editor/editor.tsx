@@ -158,11 +158,13 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
       <header className="bar">
         <a href="#/graphs">Graphs</a>
         <h1 className="hidden">{visible(editor.name)}</h1>
-        <input className="graph-name" aria-label="Name of the graph" value={editor.name} disabled={editor.isReadOnly} maxLength={200} onChange={(event) => editor.rename(event.target.value)} />
-        <span className="muted small" role="status">
-          {editor.base.version ? `version ${editor.base.version}` : "not saved yet"}
-          {editor.isDirty && " · unsaved changes"}
-        </span>
+        <div className="which">
+          <input className="graph-name" aria-label="Name of the graph" value={editor.name} disabled={editor.isReadOnly} maxLength={200} onChange={(event) => editor.rename(event.target.value)} />
+          <span className="muted" role="status">
+            {editor.base.version ? `version ${editor.base.version}` : "not saved yet"}
+            {editor.isDirty && " · unsaved changes"}
+          </span>
+        </div>
         <span className="grow" />
         <button onClick={editor.undo} disabled={!editor.canUndo} title="Ctrl+Z">
           Undo
@@ -273,7 +275,17 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
         <SaveDialog editor={editor} onClose={() => setOpen(null)} onNewer={() => setOpen("newer")} onSaved={() => (setOpen(null), setParams(route, { new: null }))} />
       )}
       {open === "copy" && <CopyDialog editor={editor} onClose={() => setOpen(null)} onSaved={(id) => go(`#/graphs/${encodeURIComponent(id)}`)} />}
-      {open === "versions" && <Versions editor={editor} onClose={() => setOpen(null)} />}
+      {open === "versions" && (
+        <Versions
+          editor={editor}
+          onClose={() => setOpen(null)}
+          onBack={(version) => {
+            setOpen(null);
+            setPath([]);
+            say(`Version ${version} is on the canvas. Save to make it the newest.`);
+          }}
+        />
+      )}
       {open === "newer" && <Newer editor={editor} onClose={() => setOpen(null)} onCopy={() => setOpen("copy")} />}
       {open === "help" && <Help onClose={() => setOpen(null)} />}
     </div>

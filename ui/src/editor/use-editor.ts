@@ -14,6 +14,8 @@ import { pretty, read, write, type Origin } from "./json-text.ts";
 const CHECK_AFTER_MS = 250;
 const ARRANGE_AFTER_MS = 400;
 const LOOK_EVERY_MS = 4_000;
+/** A longer text is sent once, as the document: a request has a maximum size. */
+const MAX_SOURCE = 900_000;
 
 /** What is saved: the newest version that this editor knows of. */
 export interface Base {
@@ -63,6 +65,8 @@ export interface Editor {
   /** Base the changes on the newest version, which stays in the list of versions. */
   keepMine: () => Promise<void>;
   discard: () => void;
+  /** Put an earlier version on the canvas, as a change that can be undone. */
+  bringBack: (version: number) => Promise<void>;
   importText: (text: string) => void;
   exportText: () => string;
 }
@@ -76,6 +80,13 @@ function urlOf(id: string): string {
   return `/api/graphs/${encodeURIComponent(id)}`;
 }
 
+/** The document of a version as its author wrote it, or printed evenly if the server has no text of it. */
+async function originOf(id: string, answer: Origin): Promise<Origin> {
+  const shown = answer.value as GraphShown;
+  const text = await getText(`${urlOf(id)}/source?version=${shown.version}`);
+  return read(text || pretty(answer, shown.document));
+}
+
 async function load(id: string, me: Me, newName: string | null): Promise<Loaded> {
   const draft = readDraft(me.name, id);
   let base: Base = { version: 0, name: newName || draft?.name || id, shown: null };
@@ -85,7 +96,7 @@ async function load(id: string, me: Me, newName: string | null): Promise<Loaded>
     const answer = read(await getText(urlOf(id)));
     const shown = answer.value as GraphShown;
     base = { version: shown.version, name: shown.name, shown };
-    origin = read(pretty(answer, shown.document));
+    origin = await originOf(id, answer);
     positions = (await get<LayoutShown>(`${urlOf(id)}/layout`)).positions;
   } catch (error) {
     const isNew = error instanceof ApiError && error.status === 404 && (newName !== null || draft !== null);
@@ -147,7 +158,8 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
 
   const newest = versions.value?.[0];
   const body = (note: string, expected: number) => {
-    const rest = JSON.stringify({ name: loaded.name, note, expected_version: expected });
+    const isPlain = text === pretty(read(JSON.stringify(graph))) || text.length > MAX_SOURCE;
+    const rest = JSON.stringify({ name: loaded.name, note, expected_version: expected, ...(!isPlain && { source: text }) });
     return `{"document":${text.trim()},${rest.slice(1)}`;
   };
   const editor: Editor = {
@@ -191,6 +203,13 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
     discard() {
       dropDraft(me.name, id);
       setTurn((old) => old + 1);
+    },
+    async bringBack(version) {
+      const answer = read(await getText(`${urlOf(id)}?version=${version}`));
+      const origin = await originOf(id, answer);
+      const why = unreadable(origin.value);
+      if (why) throw new Error(`version ${version} cannot be edited: ${why}`);
+      put((old) => ({ ...old, graph: origin.value as Graph }));
     },
     importText(given) {
       const origin = read(given);
