@@ -200,7 +200,9 @@ class Settings(Generic[D]):
         closer = [path for (path, _), is_of_other_kind in findings if not is_of_other_kind]
         for finding, is_of_other_kind in findings:
             path = finding[0]
-            if not (is_of_other_kind and any(one == path or one.startswith((f"{path}.", f"{path}[")) for one in closer)):
+            if not (
+                is_of_other_kind and any(one == path or one.startswith((f"{path}.", f"{path}[")) for one in closer)
+            ):
                 yield finding
 
     def _finding(self, found: ErrorDetails, data: Any) -> Finding:

@@ -73,7 +73,7 @@ function Choice({ agents, graph, onPick }: { agents: AgentShown[]; graph: string
     );
   }
   return (
-    <fieldset className="cards">
+    <fieldset className="offers">
       <legend>Who answers</legend>
       {agents.map((one) => (
         <label key={one.id} className="offer">
