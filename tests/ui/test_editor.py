@@ -329,6 +329,29 @@ async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) ->
             await expect(state(other)).to_have_text("version 2")
 
 
+async def test_two_tabs_keep_their_unsaved_changes_apart(server: Server) -> None:
+    api(server, "PUT", "/api/graphs/twice", {"document": {"nodes": [], "edges": []}})
+    address = f"{server.url}/#/graphs/twice"
+    async with browsing() as browser, tab(browser) as opened:
+        first, second = opened.page, await opened.page.context.new_page()
+        await first.goto(address)
+        await add(first, "Text")
+        await first.get_by_label("Text", exact=True).fill("of the first tab")
+        await second.goto(address)
+        await expect(second.get_by_text("Another tab of this browser has unsaved changes")).to_be_visible()
+        await expect(card(second, "text")).to_have_count(0)
+        await add(second, "Constant")
+        await save(second)
+        await expect(first.get_by_text("saved version 2")).to_be_visible()
+        await crash(first)
+        third = await opened.page.context.new_page()
+        await third.goto(address)
+        await expect(third.get_by_text("are back")).to_be_visible()
+        await expect(third.get_by_text("saved version 2")).to_be_visible()
+        await card(third, "text").click()
+        await expect(third.get_by_label("Text", exact=True)).to_have_value("of the first tab")
+
+
 async def crash(page: Page) -> None:
     """End the process of a page, as one that has no memory left ends; nothing in it hears of that."""
     session = await page.context.new_cdp_session(page)

@@ -313,6 +313,7 @@ function Notices({ editor, failure, onNewer }: { editor: Editor; failure: unknow
           </div>
         </div>
       )}
+      {editor.isElsewhere && <div className="note">Another tab of this browser has unsaved changes of this graph.</div>}
       {editor.draftFails && (
         <div className="note warn" role="alert">
           This browser does not keep unsaved changes, because its storage is full or switched off. Save often.
@@ -363,7 +364,9 @@ function Help({ onClose }: { onClose: () => void }) {
       <dl className="facts">
         {KEYS.map(([key, what]) => (
           <div key={key} className="contents">
-            <dt>{key}</dt>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
             <dd>{what}</dd>
           </div>
         ))}

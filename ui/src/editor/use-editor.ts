@@ -33,6 +33,8 @@ interface Loaded {
   saved: Graph | null;
   /** When the draft was written that was restored; null if none was. */
   restoredAt: number | null;
+  /** Whether another tab had unsaved changes of the graph when it was opened here. */
+  isElsewhere: boolean;
 }
 
 export interface Editor {
@@ -46,6 +48,7 @@ export interface Editor {
   /** Why it cannot be changed; empty if it can. */
   readOnlyReason: string;
   restoredAt: number | null;
+  isElsewhere: boolean;
   draftFails: boolean;
   problems: ProblemShown[] | null;
   /** A version that was saved elsewhere since this one was loaded. */
@@ -88,7 +91,7 @@ async function originOf(id: string, answer: Origin): Promise<Origin> {
 }
 
 async function load(id: string, me: Me, newName: string | null): Promise<Loaded> {
-  const draft = readDraft(me.name, id);
+  const { draft, isElsewhere } = await readDraft(me.name, id);
   let base: Base = { version: 0, name: newName || draft?.name || id, shown: null };
   let origin = read(pretty(read(JSON.stringify(EMPTY))));
   let positions: Record<string, Position> = {};
@@ -107,13 +110,13 @@ async function load(id: string, me: Me, newName: string | null): Promise<Loaded>
   const why = unreadable(origin.value);
   if (why) throw new Error(`the document of this graph cannot be edited: ${why}`);
   const saved = base.version ? (origin.value as Graph) : null;
-  const plain = { base, origin, name: base.name, saved, restoredAt: null };
+  const plain = { base, origin, name: base.name, saved, restoredAt: null, isElsewhere };
   if (!draft) return { ...plain, history: begin({ graph: origin.value as Graph, positions }) };
   const graph = read(draft.text).value as Graph;
   const history = begin({ graph, positions: { ...positions, ...draft.positions } });
   // The draft keeps the version that it was made from: a newer one is shown, and not overwritten.
   const draftBase = { ...base, version: Math.min(draft.base, base.version) };
-  return { base: draftBase, origin: read(draft.origin), name: draft.name, saved: null, restoredAt: draft.at, history };
+  return { base: draftBase, origin: read(draft.origin), name: draft.name, saved: null, restoredAt: draft.at, isElsewhere, history };
 }
 
 export function useEditor(id: string, me: Me, newName: string | null): Opened {
@@ -172,6 +175,7 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
     isReadOnly: reason !== "",
     readOnlyReason: reason,
     restoredAt: loaded.restoredAt,
+    isElsewhere: loaded.isElsewhere,
     draftFails,
     problems,
     newer: newest && newest.version > loaded.base.version ? newest : null,
