@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 ANN, ROOT = "canary-ui-ann-0123456789", "canary-ui-root-012345678"
 UNAUTHORIZED = "the server responded with a status of 401"
 NOT_FOUND = "the server responded with a status of 404"
+INVALID = "the server responded with a status of 422"
 CONFLICT = "the server responded with a status of 409"
 AWAY = ("net::ERR_", "the server responded with a status of 503")
 
@@ -261,6 +262,30 @@ async def test_a_version_saved_elsewhere_is_shown_and_never_overwritten(tmp_path
             await expect(state(ann.page)).to_have_text("version 3")
 
 
+async def test_a_save_that_comes_too_late_is_refused_and_shows_the_other_version(server: Server) -> None:
+    document = {"nodes": [{"id": "t", "type": "text", "data": {"text": "one"}}], "edges": []}
+    api(server, "PUT", "/api/graphs/late", {"document": document})
+    async with browsing() as browser, tab(browser, expected=("net::ERR_FAILED", CONFLICT)) as opened:
+        page = opened.page
+        await page.route("**/api/graphs/late/versions", lambda route: route.abort())  # the page has not heard of it yet
+        await page.goto(f"{server.url}/#/graphs/late")
+        await card(page, "t").click()
+        await page.get_by_label("Text", exact=True).fill("mine")
+        document["nodes"][0]["data"] = {"text": "theirs"}
+        api(server, "PUT", "/api/graphs/late", {"document": document, "note": "in a hurry"})
+        await page.get_by_role("button", name="Save", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("the newest version is 2")
+        await page.unroute("**/api/graphs/late/versions")
+        await dialog.get_by_role("button", name="Show version 2").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("in a hurry")
+        await page.get_by_role("button", name="Decide later").click()
+        await expect(page.get_by_label("Text", exact=True)).to_have_value("mine")
+        saved = api(server, "GET", "/api/graphs/late")
+        assert (saved["version"], saved["document"]["nodes"][0]["data"]["text"]) == (2, "theirs")
+
+
 @pytest.mark.requirement("K-19")
 async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
     async with browsing() as browser, tab(browser, expected=(NOT_FOUND,)) as opened:
@@ -301,6 +326,33 @@ async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
         await expect(state(page)).to_have_text("version 1")  # a moved node is no change of the graph
         assert list(api(server, "GET", "/api/graphs/odd/layout")["positions"]) == ["out"]
         assert await exported(page) == changed
+
+
+@pytest.mark.requirement("K-19")
+async def test_a_missing_channel_is_shown_and_never_filled_in(server: Server) -> None:
+    bare = ODD.replace('"data":{"channel":"flow"}}', '"data":{"note":1}}')
+    assert bare != ODD
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND, INVALID)) as opened:
+        page = opened.page
+        await new_graph(page, server, "Bare")
+        await import_text(page, bare)
+        await expect(page.locator(".react-flow__edge.wrong")).to_have_count(1)
+        await expect(page.get_by_role("region", name="Problems")).to_contain_text("e2 every edge says its channel")
+        assert await exported(page) == bare
+        await add(page, "Text")
+        assert '"e2", "source":"each", "target":"out", "data":{"note":1}}' in await exported(page)
+        await page.get_by_role("button", name="Save", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("channel")
+        await dialog.get_by_role("button", name="Back").click()
+        await card(page, "out").click(position={"x": 60, "y": 15})
+        await page.get_by_role("button", name="Disconnect input from each").click()
+        await page.get_by_label("Connect input from").select_option("each · output")
+        await expect(page.locator(".react-flow__edge.wrong")).to_have_count(0)
+        await save(page)
+        edges = api(server, "GET", "/api/graphs/bare")["document"]["edges"]
+        assert {edge["id"]: edge["data"]["channel"] for edge in edges} == {"e1": "flow", "each-out": "flow"}
 
 
 async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) -> None:
