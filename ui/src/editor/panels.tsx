@@ -119,7 +119,7 @@ export function Versions({ editor, onClose, onBack }: { editor: Editor; onClose:
   return (
     <Dialog title="Versions" onClose={onClose}>
       <div className="scroll" tabIndex={0} role="region" aria-label="All versions">
-        <table>
+        <table className="versions">
           <thead>
             <tr>
               <th>Version</th>
