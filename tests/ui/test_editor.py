@@ -381,6 +381,30 @@ async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) ->
             await expect(state(other)).to_have_text("version 2")
 
 
+async def test_a_graph_opened_while_the_server_is_away_is_shown_once_it_is_back(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        async with browsing() as browser, tab(browser, expected=AWAY) as opened:
+            page = opened.page
+            await page.goto(f"{server.url}/#/graphs")
+            await expect(page.get_by_role("row", name="publish")).to_be_visible()
+            server.kill()
+            await page.evaluate("location.hash = '#/graphs/publish'")
+            await expect(page.get_by_role("alert")).to_contain_text("does not answer")
+            server.start()
+            await expect(card(page, "editor")).to_be_visible()
+            await expect(page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_people_who_may_only_look_are_offered_nothing_they_may_not_do(tmp_path: Path) -> None:
+    with serving(tmp_path, f"vera:viewer:{ANN}") as server:
+        async with browsing() as browser, tab(browser, expected=(UNAUTHORIZED,)) as opened:
+            await sign_in(opened.page, server, ANN)
+            await opened.page.goto(f"{server.url}/#/graphs/publish")
+            await expect(opened.page.get_by_text("You may look at graphs")).to_be_visible()
+            for name in ("Save", "Save a copy", "▷ Run"):
+                await expect(opened.page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+
+
 async def test_two_tabs_keep_their_unsaved_changes_apart(server: Server) -> None:
     api(server, "PUT", "/api/graphs/twice", {"document": {"nodes": [], "edges": []}})
     address = f"{server.url}/#/graphs/twice"

@@ -4,6 +4,7 @@ import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { get } from "../api/client.ts";
 import type { Me, NodeTypes, OfferedModels, ToolList } from "../api/types.ts";
 import { initialValue, type Pickers } from "../forms/schema-form.tsx";
+import { several } from "../model/money.ts";
 import { costByNode, type RunState } from "../model/run.ts";
 import { useRun } from "../pages/run/use-run.ts";
 import { go, setParams, type Route } from "../router.ts";
@@ -187,15 +188,17 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
           ?
         </button>
         {editor.isReadOnly ? (
-          <button onClick={() => setOpen("copy")}>Save a copy</button>
+          editor.mayAct && <button onClick={() => setOpen("copy")}>Save a copy</button>
         ) : (
           <button className="primary" onClick={save} disabled={!editor.isDirty} title="Ctrl+S">
             Save
           </button>
         )}
-        <button onClick={() => setRunOpen(true)} disabled={problems.length > 0 || (editor.isReadOnly && !editor.base.version)}>
-          ▷ Run
-        </button>
+        {editor.mayAct && (
+          <button onClick={() => setRunOpen(true)} disabled={problems.length > 0 || (editor.isReadOnly && !editor.base.version)}>
+            ▷ Run
+          </button>
+        )}
       </header>
       <Notices editor={editor} failure={failure} onNewer={() => setOpen("newer")} />
       <p className="hidden" role="status">
@@ -328,7 +331,7 @@ function Outline({ catalog, graph, problems, path, selected, onPick }: { catalog
   if (!graph.nodes.length) return null;
   return (
     <section className="outline" aria-label="Nodes">
-      <h2>{selected.size > 1 ? `${selected.size} nodes selected` : `${graph.nodes.length} nodes`}</h2>
+      <h2>{selected.size > 1 ? `${selected.size} nodes selected` : several(graph.nodes.length, "node")}</h2>
       <ul>
         {graph.nodes.map((node) => {
           const wrong = problemsAt(problems, path, node.id).length;

@@ -6,7 +6,7 @@
 import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { ApiError, get, getText, sendText } from "../api/client.ts";
 import type { GraphShown, GraphSummary, LayoutShown, Me, ProblemShown, Validity } from "../api/types.ts";
-import { usePolled } from "../ui/parts.tsx";
+import { isAway, usePolled } from "../ui/parts.tsx";
 import { begin, commit, EMPTY, redo, undo, unreadable, type Graph, type History, type Position, type Snapshot } from "./document.ts";
 import { dropDraft, keepDraft, readDraft } from "./drafts.ts";
 import { pretty, read, write, type Origin } from "./json-text.ts";
@@ -45,6 +45,8 @@ export interface Editor {
   positions: Readonly<Record<string, Position>>;
   isDirty: boolean;
   isReadOnly: boolean;
+  /** Whether this person may save and run graphs at all. */
+  mayAct: boolean;
   /** Why it cannot be changed; empty if it can. */
   readOnlyReason: string;
   restoredAt: number | null;
@@ -125,13 +127,21 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
   const [turn, setTurn] = useState(0);
   useEffect(() => {
     let isCurrent = true;
+    let retry: ReturnType<typeof setTimeout> | undefined;
     setLoaded(null);
-    setError(null);
+    setError((old: unknown) => (isAway(old) ? old : null));
     load(id, me, newName).then(
-      (found) => isCurrent && setLoaded(found),
-      (failure: unknown) => isCurrent && setError(failure),
+      (found) => isCurrent && (setLoaded(found), setError(null)),
+      (failure: unknown) => {
+        if (!isCurrent) return;
+        setError(failure);
+        if (isAway(failure)) retry = setTimeout(() => setTurn((old) => old + 1), LOOK_EVERY_MS);
+      },
     );
-    return () => void (isCurrent = false);
+    return () => {
+      isCurrent = false;
+      clearTimeout(retry);
+    };
     // The name of a new graph matters only when it is first opened.
   }, [id, me.name, turn]);
 
@@ -173,6 +183,7 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
     positions,
     isDirty,
     isReadOnly: reason !== "",
+    mayAct: me.role !== "viewer",
     readOnlyReason: reason,
     restoredAt: loaded.restoredAt,
     isElsewhere: loaded.isElsewhere,
