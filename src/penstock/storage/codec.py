@@ -131,9 +131,13 @@ def encode_object(field: str, value: object) -> str:
 
 
 def encode_source(field: str, value: object, source: str) -> str:
-    """Encode a JSON object as the text it was written in, if there is one: the object and its text in one column."""
+    """Encode a JSON object as the text it was written in, if there is one: the object and its text in one column.
+
+    A text with U+FFFD is not kept: in a column, that means bytes that could not be decoded.
+    """
+    encoded = encode_object(field, value)
     if not source:
-        return encode_object(field, value)
+        return encoded
     try:
         source.encode()
         is_its_text = canonical(field, json.loads(source)) == canonical(field, value)
@@ -141,7 +145,7 @@ def encode_source(field: str, value: object, source: str) -> str:
         raise InvalidValue("source", f"this text ({str(error)[:200]})", "JSON") from None
     if not is_its_text:
         raise InvalidValue("source", "another value", f"the JSON text of the {field}")
-    return SOURCE_MARK + source
+    return encoded if UNDECODABLE in source else SOURCE_MARK + source
 
 
 def decode_source(encoded: str) -> str:

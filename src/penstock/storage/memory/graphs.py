@@ -49,7 +49,7 @@ class MemoryGraphStore:
         note: str = "",
         source: str = "",
     ) -> GraphRecord:
-        codec.encode_source("document", document, source)
+        source = codec.decode_source(codec.encode_source("document", document, source))
         if saved_by:
             codec.name("saved_by", saved_by)
         versions = self._graphs.get(graph_id, [])

@@ -216,11 +216,15 @@ class GraphStoreContract(StoreContract):
         await saved(stores, document={"new": True})
         assert await stores.graphs.source("g") == ""
         assert await stores.graphs.source("g", 1) == text
-        assert await stores.graphs.source("g", 3) == await stores.graphs.source("unknown") == ""
+        assert await stores.graphs.source("g", 9) == await stores.graphs.source("unknown") == ""
+        assert (await saved(stores, document={"a": "\ufffd"}, source='{"a":"\ufffd"}')).document == {"a": "\ufffd"}
+        assert (await stores.graphs.get("g", 3)) is not None
+        assert await stores.graphs.source("g") == "", "it cannot be told from a column that is damaged"
+        await stores.graphs.save("g", "ann", "G", {"new": True}, now_ms=1)
         for wrong in ("{", '{"new": 1}', '{"new": NaN}', "[" * 100_000, '{"a": "\ud83d"}'):
             with raises(InvalidValue):
                 await saved(stores, document={"new": True}, source=wrong)
-        assert len(await stores.graphs.versions("g")) == 2
+        assert len(await stores.graphs.versions("g")) == 4
 
     @fresh
     async def test_positions_are_merged_and_make_no_version(self, stores: StoreBundle) -> None:
