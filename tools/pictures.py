@@ -63,7 +63,7 @@ models = {
 prices = {"scripted": Price(0.8, 4), "distant": Price(0, 100), "lossy-1": Price(1, 5)}
 """
 """Models whose answers are lost, so that their cost is unknown, and prices."""
-DAILY = ("--daily", "2", "--user-daily", "0.50")
+DAILY = ("--daily", "2", "--user-daily", "1")
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"
 SCRIPT = [

@@ -496,9 +496,16 @@ class GraphStore(Protocol):
         expected_version: int | None = None,
         saved_by: str = "",
         note: str = "",
+        source: str = "",
     ) -> GraphRecord:
         """Store a version; the same name and document as the newest add no new one. Conflict if the newest is not
-        `expected_version` (0: the graph must not exist), or the graph belongs to another owner."""
+        `expected_version` (0: the graph must not exist), or the graph belongs to another owner.
+
+        `source` is the JSON text that the document was read from, if its spacing and spelling are to be kept.
+        """
+
+    async def source(self, graph_id: str, version: int | None = None) -> str:
+        """Return the text that a version, or the newest, was saved with; empty if there was none."""
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
         """Return that version, or the newest if `version` is None."""

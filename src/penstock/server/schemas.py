@@ -151,6 +151,12 @@ def parse_limits(given: Mapping[str, Any]) -> RunLimits:
     return limits.within(MOST)
 
 
+SourceText = Annotated[
+    str | None,
+    Field(description="The document as JSON text, kept byte for byte: `GET …/source` returns it"),
+]
+
+
 class NewGraph(Body):
     """A new graph to save."""
 
@@ -158,6 +164,7 @@ class NewGraph(Body):
     name: Name
     document: Document
     note: Reason = Field("", description="Why it is saved, for the list of versions")
+    source: SourceText = None
 
 
 class GraphVersion(Body):
@@ -166,6 +173,7 @@ class GraphVersion(Body):
     name: Name | None = None
     document: Document
     note: Reason = Field("", description="Why it is saved, for the list of versions")
+    source: SourceText = None
     expected_version: Annotated[int, Field(ge=0, le=MAX_VERSION, strict=True)] | None = None
 
 

@@ -504,6 +504,7 @@ export interface GraphVersion {
   name?: string | null;
   document: Record<string, unknown>;
   note?: string;
+  source?: string | null;
   expected_version?: number | null;
 }
 
