@@ -7,7 +7,8 @@ ones under the same lock and wakes them. A cancel, a time limit and `max_wait_s`
 
 **Calls of unknown cost.** Without a hint, a model call holds the most that one of the run has cost so far. Before the
 first one has ended that is nothing, so under a money limit these calls run one at a time until then. What the running
-one calls itself is exempt.
+one calls itself is exempt. Runs that share the ceiling of a ledger share this too: their calls hold the most that one
+of any run has cost, and run one at a time until the first of all has ended. A store knows nothing of it.
 
 **Steps.** A step that takes nothing starts whether or not calls wait. A step whose call waits keeps its slot of the
 graph's concurrency limit and the node that it uses exclusively: it has started, and `max_parallel=1` promises that no
@@ -83,26 +84,39 @@ class CallWaiter(Waiter):
 
     def estimate(self) -> None:
         """Set the amounts of a call without a hint: the most that one like it has used so far."""
-        spec, worst = self.spec, self.call.context._run.worst_case[self.spec.kind]
+        run, spec = self.call.context._run, self.spec
         if self.reclamp is None or not self.number:  # what was clamped while it waited stays so
-            self.cost = worst.cost if spec.hold_nanos is None else spec.hold_nanos
-            self.tokens = worst.tokens if spec.hold_tokens is None else spec.hold_tokens
+            worst, shared = run.worst_case[spec.kind], run.ledger.unhinted
+            cost, tokens = worst.cost, worst.tokens
+            if shared is not None and spec.kind == "llm" and accounts.has_cost_limit(run.ledger.root):
+                cost, tokens = max(cost, shared.most_cost), max(tokens, shared.most_tokens)
+            self.cost = cost if spec.hold_nanos is None else spec.hold_nanos
+            self.tokens = tokens if spec.hold_tokens is None else spec.hold_tokens
 
     def waits_for(self) -> Taken | None:
         self.estimate()
-        run = self.call.context._run
-        first = run.first_call
-        if first is None or self.spec.hold_nanos is not None or not run.worst_case[self.spec.kind].is_unknown:
+        run, spec = self.call.context._run, self.spec
+        if spec.hold_nanos is not None or spec.kind != "llm":
             return None
-        return None if self._is_under(first) or not accounts.has_cost_limit(self.account) else first
+        shared, root = run.ledger.unhinted, run.ledger.root
+        first = run.first_call if run.worst_case["llm"].is_unknown else None
+        if first is None and shared is not None and accounts.has_cost_limit(root):
+            first = shared.first
+        if first is None or not accounts.has_cost_limit(self.account):
+            return None
+        return None if self._is_under(first) else first
 
     def was_taken(self) -> bool:
         return self.call.state == "held"
 
     def entered(self) -> None:
-        run = self.call.context._run
-        if self.spec.hold_nanos is None and run.worst_case[self.spec.kind].is_unknown and run.first_call is None:
-            run.first_call = self.call
+        if self.spec.hold_nanos is None and self.spec.kind == "llm":
+            self.call.context._run.begin_first_call(self.call)
+
+    def refusal(self, now_ns: int) -> Stop:
+        if self.waits_for() is None:
+            return super().refusal(now_ns)
+        return _momentary(self.account, ONE_AT_A_TIME)
 
     def shrinks(self) -> bool:
         if self.reclamp is None:
@@ -140,7 +154,8 @@ def _above_running(run: Run) -> set[CallRecord]:
     outer = {record.parent for record in open_calls}
     found: set[CallRecord] = set()
     for record in open_calls:
-        if record not in waiting and record not in outer:
+        # A context has no owner: what runs in it are its calls.
+        if record.owner is not None and record not in waiting and record not in outer:
             above = record.parent
             while above is not None and above not in found:
                 found.add(above)
@@ -192,10 +207,10 @@ def _momentary(account: Account, message: str) -> Stop:
 
 
 def holds_above(call: Call | None) -> Collection[Taken]:
-    """Return the calls that this one is part of, as far as they hold money or tokens."""
+    """Return the calls that this one is part of, as far as others wait for them: they hold something, or run alone."""
     above = []
     while call is not None:
-        if call.state == "held" and (call._held_cost or call._held_tokens):
+        if call.state == "held" and (call._held_cost or call._held_tokens or call is call.context._run.first_call):
             above.append(call)
         call = call.parent_call
     return above
