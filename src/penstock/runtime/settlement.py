@@ -27,7 +27,7 @@ from penstock.runtime.billing.usage import (
 from penstock.runtime.call import RETRY, Call, describe, draw_retry, interruption, stop_of
 from penstock.runtime.durable.shared import note_charge, note_end, note_late_bill, note_unknown
 from penstock.runtime.handle import Handle
-from penstock.runtime.locking import all_or_nothing, unlock
+from penstock.runtime.locking import unlock
 from penstock.runtime.run import Run
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import DivergenceTrace
@@ -409,39 +409,23 @@ def settle_and_end(
     run, record = call.context._run, call.record
     cost, tokens_in, tokens_out, known = bill or (0, 0, 0, True)
     now_ns = run.now()
-    is_open = ended = False
-    had_ended: bool | None = None
     unknown = not known or (bill is None and not free and call.is_unpriced and error is not call.failed_below)
-
-    def change() -> None:
-        nonlocal is_open, ended, had_ended
-        if had_ended is None:
-            is_open, had_ended = call._state in OPEN_HOLDS, record.end_seq != OPEN
-        if call._state not in OPEN_HOLDS:
-            pass
-        elif bill is not None:
-            accounts.settle(call, cost, tokens_in, tokens_out, False)
-        elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
-            accounts.release(call)
-        elif call.state == "held":
-            _leave_unresolved(run, call, message if status == "halt" else _error_line(error, message), now_ns)
-        if unknown is not call.unknown:
-            _note_unknown(call, unknown)
-        mark_stopped(record, stop)
-        if had_ended:
-            if cost:
-                run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
-        elif record.end_seq == OPEN:
-            tokens, failed = (tokens_in or None, tokens_out or None), type(error).__name__
-            run.graph.end(record, now_ns, status, cost, *tokens, message, failed)
-            if call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
-                run.keep_incomplete(record, call.stream())
-        ended = not had_ended
-        record.owner = None
-        if run.queues or run.first_call is call:
-            _let_others_go(call, now_ns)
-
-    all_or_nothing(run.lock, change)
+    lock, is_open = run.lock, False
+    had_ended: bool | None = None
+    try:  # in place of `with`: see `locking`
+        lock.acquire()
+        is_open = call._state in OPEN_HOLDS
+        had_ended = record.end_seq != OPEN
+        _end_unsuccessful(call, status, bill, free, message, error, stop, now_ns, unknown, had_ended)
+        lock.release()
+    except BaseException:
+        try:
+            if lock._is_owned() and had_ended is not None:  # type: ignore[attr-defined]
+                _end_unsuccessful(call, status, bill, free, message, error, stop, now_ns, unknown, had_ended)
+        finally:
+            unlock(lock)
+        raise
+    ended = not had_ended
     if call.unknown and record.model is not None:
         _report_unpriced(call)
     if call.parent_call is not None:
@@ -452,6 +436,45 @@ def settle_and_end(
         elif not ended and is_open:
             note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
     return ended
+
+
+def _end_unsuccessful(
+    call: Call,
+    status: Status,
+    bill: tuple[int, int, int, bool] | None,
+    free: bool,
+    message: str,
+    error: BaseException,
+    stop: Stop | None,
+    now_ns: int,
+    unknown: bool,
+    had_ended: bool,
+) -> None:
+    """Settle and end a call that did not succeed; again, finish what was interrupted. The caller holds the lock."""
+    run, record = call.context._run, call.record
+    cost, tokens_in, tokens_out, _ = bill or (0, 0, 0, True)
+    if call._state not in OPEN_HOLDS:
+        pass
+    elif bill is not None:
+        accounts.settle(call, cost, tokens_in, tokens_out, False)
+    elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
+        accounts.release(call)
+    elif call.state == "held":
+        _leave_unresolved(run, call, message if status == "halt" else _error_line(error, message), now_ns)
+    if unknown is not call.unknown:
+        _note_unknown(call, unknown)
+    mark_stopped(record, stop)
+    if had_ended:
+        if cost:
+            run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
+    elif record.end_seq == OPEN:
+        failed = type(error).__name__
+        run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, message, failed)
+        if call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
+            run.keep_incomplete(record, call.stream())
+    record.owner = None
+    if run.queues or run.first_call is call:
+        _let_others_go(call, now_ns)
 
 
 def _report_unpriced(call: Call) -> None:
