@@ -3,8 +3,9 @@
 Random workloads on a simulated loop: if the worst case of every call fits beside the real costs of the others, nothing
 is unresolved and no wait expires, then no call is refused or clamped, spent and held never pass the ceiling, and no
 schedule ends in a deadlock. A second kind has nested holds, child contexts, calls without a hint, runs that share a
-ledger, cancels and deadlines: then calls may be refused, and it must still end, with nothing held and no call left
-waiting. Most of these may wait longer than the whole workload may take, so that no wait that expires hides a deadlock.
+ledger and call each other, cancels and deadlines: then calls may be refused, and it must still end, with nothing held
+and no call left waiting. Most of these may wait longer than the whole workload may take, so that no wait that expires
+hides a deadlock.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ async def _ends(chance: random.Random) -> None:
             inside = place.spawn_child("inside") if chance.random() < 0.2 else place
             try:
                 if depth and chance.random() < 0.7:
-                    calls = (call(inside, depth - 1) for _ in range(chance.randint(1, 3)))
+                    places = [inside] * 3 + runs
+                    calls = (call(chance.choice(places), depth - 1) for _ in range(chance.randint(1, 3)))
                     await asyncio.gather(*calls, return_exceptions=True)
                 if chance.random() < 0.1:
                     raise ValueError("broken")

@@ -238,6 +238,43 @@ def test_a_call_that_waits_for_its_own_outer_call_is_refused_at_once() -> None:
     whole(run)
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_call_that_waits_for_the_call_of_another_run_that_it_is_part_of_is_refused_at_once(between: bool) -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        one, other = contain(ledger=team), contain(ledger=team)
+
+        async def inner() -> Any:
+            return await other.atool(lambda: other.allm(spend(other, 0.1), cost_hint_usd=0.6))
+
+        async def outer() -> None:
+            await (one.atool(inner) if between else inner())
+
+        with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+            await one.atool(outer, cost_hint_usd=0.5)
+        assert asyncio.get_running_loop().time() < 1
+
+    simulate(main)
+
+
+def test_a_call_waits_while_other_work_of_the_call_of_another_run_goes_on() -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        one, other = contain(ledger=team), contain(ledger=team)
+
+        async def outer() -> None:
+            first = asyncio.ensure_future(other.allm(spend(other, 0.1), cost_hint_usd=0.4))
+            await asyncio.sleep(0.1)
+            assert await other.allm(spend(other, 0.1), cost_hint_usd=0.3) == "done"
+            await first
+            one.report(cost_usd=0)
+
+        await one.atool(outer, cost_hint_usd=0.5)
+        assert len(waits(other)) == 1
+
+    simulate(main)
+
+
 def test_a_call_waits_for_the_outer_call_of_another_one_that_runs() -> None:
     async def main(run: ExecutionContext) -> None:
         async def outer() -> Any:
@@ -453,6 +490,12 @@ def test_a_call_of_unknown_cost_and_a_hold_that_block_each_other_end_in_one_refu
 def test_what_the_first_call_of_unknown_cost_calls_itself_does_not_wait() -> None:
     run = contain(max_cost_usd=1)
     assert run.llm(lambda: run.llm(lambda: "inner")) == "inner"
+
+
+def test_what_the_first_call_of_unknown_cost_calls_in_another_run_does_not_wait() -> None:
+    team = Ledger("team", Budget(max_cost_dollars=1))
+    one, other = contain(ledger=team), contain(ledger=team)
+    assert one.llm(lambda: other.tool(lambda: other.llm(lambda: "inner"))) == "inner"
 
 
 def test_a_first_call_that_fails_or_never_runs_lets_the_next_one_go() -> None:

@@ -48,6 +48,8 @@ def admit(
     cancelled = token.cancellation
     if parent_call is not None:
         if parent_call.context._run is not run:
+            if parent_call.context._run.ledger is run.ledger:
+                call._outer_call = parent_call
             parent_call = None
         else:
             if parent_call.record.depth > base.depth:

@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import time
 from asyncio import current_task
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -129,11 +129,8 @@ class CallWaiter(Waiter):
         return is_less
 
     def blocked(self, seen: dict[object, Any]) -> Collection[Taken]:
-        run = self.call.context._run
-        above_running = seen.get(run)
-        if above_running is None:  # the same for all calls of the run that wait
-            above_running = seen[run] = _above_running(run)
-        return [held for held in self.above if isinstance(held, Call) and held.record not in above_running]
+        calls = (held for held in self.above if isinstance(held, Call))
+        return [call for call in calls if call.record not in _above_running(call.context._run, seen)]
 
     def wake(self) -> None:
         self.is_decided = True
@@ -141,18 +138,24 @@ class CallWaiter(Waiter):
             self.notify()
 
     def _is_under(self, other: Taken) -> bool:
-        above = self.call.parent_call
+        above = _enclosing(self.call)
         while above is not None and above is not other:
-            above = above.parent_call
+            above = _enclosing(above)
         return above is not None
 
 
-def _above_running(run: Run) -> set[CallRecord]:
-    """Return the calls under which something runs that does not wait. The caller has the lock."""
+def _above_running(run: Run, seen: dict[object, Any]) -> set[CallRecord]:
+    """Return the calls under which something runs that does not wait. The caller has the lock.
+
+    `seen` has what was found for other runs of the ledger.
+    """
+    if run in seen:
+        found: set[CallRecord] = seen[run]
+        return found
+    seen[run] = found = set()
     open_calls = run.graph.open_calls()
-    waiting = {waiter.call.record for waiter in run.room if isinstance(waiter, CallWaiter)}
+    waiting = {call.record for waiter in run.room for call in _waiting_with(waiter, run, seen)}
     outer = {record.parent for record in open_calls}
-    found: set[CallRecord] = set()
     for record in open_calls:
         # A context has no owner: what runs in it are its calls.
         if record.owner is not None and record not in waiting and record not in outer:
@@ -161,6 +164,23 @@ def _above_running(run: Run) -> set[CallRecord]:
                 found.add(above)
                 above = above.parent
     return found
+
+
+def _waiting_with(waiter: Waiter, run: Run, seen: dict[object, Any]) -> Iterator[Call]:
+    """Yield the calls of the run that wait: the waiter's own, and those around it that made a call of another run.
+
+    As long as anything runs in that other run, they do not count.
+    """
+    call = waiter.call if isinstance(waiter, CallWaiter) else None
+    if call is not None and call.context._run is run:
+        yield call
+    while call is not None:
+        inside, call = call, _enclosing(call)
+        is_in_another = call is not inside.parent_call  # a call of this run may have made one of another run
+        if call is not None and is_in_another and call.context._run is run:
+            inner_run = inside.context._run
+            if inner_run.graph.root not in _above_running(inner_run, seen):
+                yield call
 
 
 def take_or_wait(
@@ -175,7 +195,7 @@ def take_or_wait(
     """Take the worst case of the call, or return why not; `call.waiter` is set if it waits. The caller has the lock."""
     run, account = call.context._run, call.context._account
     waiter = CallWaiter(call, spec, account, args, attempt, now_ns, reclamp)
-    waiter.above = holds_above(call.parent_call)
+    waiter.above = holds_above(call)
     cost, tokens, api_calls = waiter.cost, waiter.tokens, waiter.api_calls
     if waiter.waits_for() is not None:
         why = accounts.used_up(account, now_ns, attempt > 1)
@@ -206,13 +226,19 @@ def _momentary(account: Account, message: str) -> Stop:
     return Stop(StopReason.BUDGET_EXCEEDED, message, budget=account.name, unit="usd", momentary=True)
 
 
-def holds_above(call: Call | None) -> Collection[Taken]:
+def _enclosing(call: Call) -> Call | None:
+    """Return the call that made this one: of its own run, or of another run with the same ledger."""
+    parent = call.parent_call
+    return getattr(call, "_outer_call", None) if parent is None else parent
+
+
+def holds_above(call: Call) -> Collection[Taken]:
     """Return the calls that this one is part of, as far as others wait for them: they hold something, or run alone."""
-    above = []
-    while call is not None:
-        if call.state == "held" and (call._held_cost or call._held_tokens or call is call.context._run.first_call):
-            above.append(call)
-        call = call.parent_call
+    above, outer = [], _enclosing(call)
+    while outer is not None:
+        if outer.state == "held" and (outer._held_cost or outer._held_tokens or outer is outer.context._run.first_call):
+            above.append(outer)
+        outer = _enclosing(outer)
     return above
 
 
