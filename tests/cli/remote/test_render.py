@@ -242,5 +242,5 @@ def test_runs_differ_in_what_came_of_them_and_not_in_where_it_came_from() -> Non
     assert list(differences(exported(1, outputs=1), exported(1, outputs=1, replayed=True))) == []
     assert list(differences(exported(1), exported(2))) == [("cost", "$1.00, $0.125 held", "$2.00, $0.125 held")]
     assert list(differences({**exported(1), "events": []}, exported(1))) == [
-        ("node a", "did not run", {"became": "completed"})
+        ("node a", "did not run", {"status": "completed"})
     ]

@@ -304,8 +304,8 @@ async def test_two_runs_are_compared_by_their_fields_and_the_ends_of_their_nodes
     by_name = {one["what"]: (one["one"], one["other"]) for one in found}
     assert by_name["status"] == ("completed", "halted")
     assert by_name["cost_usd"] == (0.01, 0.0)
-    assert by_name["node read"][0]["became"] == "completed"
-    assert by_name["node read"][1]["became"] == "skipped"
+    assert by_name["node read"][0]["status"] == "completed"
+    assert by_name["node read"][1]["status"] == "skipped"
     assert "input" not in by_name
 
 
