@@ -10,7 +10,7 @@ import { formatCount, formatDuration, formatUsd, toNanos } from "../../model/mon
 import { setParams } from "../../router.ts";
 import { Status, usePolled } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
-import { CARD, layout } from "./layout.ts";
+import { CARD, layout, type Place } from "./layout.ts";
 import type { ViewProps } from "./views.tsx";
 import "./graph.css";
 
@@ -116,6 +116,7 @@ function Drawing(props: Inside) {
     target: edge.target,
     animated: running.has(edge.target) && !edge.isLink,
     className: edge.isLink ? "link" : "",
+    ...(edge.isLink ? linkEnds(places.get(edge.source), places.get(edge.target)) : FLOW_ENDS),
   }));
   return (
     <div className="graph-view">
@@ -146,12 +147,22 @@ function Drawing(props: Inside) {
   );
 }
 
+const FLOW_ENDS = { sourceHandle: "out", targetHandle: "in" };
+
+/** A link goes from the edge of a part that faces its user to the edge of the user that faces the part. */
+function linkEnds(part: Place | undefined, user: Place | undefined) {
+  const isBelow = (part?.y ?? 0) >= (user?.y ?? 0);
+  return isBelow ? { sourceHandle: "out-top", targetHandle: "in-bottom" } : { sourceHandle: "out-bottom", targetHandle: "in-top" };
+}
+
 function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Node<CardData>>) {
   const far = useStore((store) => store.transform[2] < FAR);
   const state = CLASSES[figures?.status ?? ""] ?? "";
   return (
     <div className={`graph-card ${state || "idle"}${picked ? " picked" : ""}`}>
-      <Handle type="target" position={Position.Left} isConnectable={false} />
+      <Handle id="in" type="target" position={Position.Left} isConnectable={false} />
+      <Handle id="in-top" type="target" position={Position.Top} isConnectable={false} />
+      <Handle id="in-bottom" type="target" position={Position.Bottom} isConnectable={false} />
       <header>
         <button className="plain" onClick={(event) => (event.stopPropagation(), onPick())} disabled={!figures || figures.row < 0}>
           <b title={node.id}>{visible(node.label)}</b>
@@ -163,7 +174,7 @@ function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Nod
         )}
       </header>
       <div className="bar">
-        <NodeStatus figures={figures} />
+        <NodeStatus node={node} figures={figures} />
       </div>
       {!far && (
         <footer>
@@ -171,7 +182,9 @@ function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Nod
           <span>{moneyOf(node, figures)}</span>
         </footer>
       )}
-      <Handle type="source" position={Position.Right} isConnectable={false} />
+      <Handle id="out" type="source" position={Position.Right} isConnectable={false} />
+      <Handle id="out-top" type="source" position={Position.Top} isConnectable={false} />
+      <Handle id="out-bottom" type="source" position={Position.Bottom} isConnectable={false} />
     </div>
   );
 }
@@ -190,7 +203,8 @@ const CLASSES: Record<string, string> = {
   cancelled: "halted",
 };
 
-function NodeStatus({ figures }: { figures: NodeFigures | undefined }) {
+function NodeStatus({ node, figures }: { node: GraphNode; figures: NodeFigures | undefined }) {
+  if (!figures && node.isPart) return <span className="muted">used over a link</span>;
   if (!figures) return <Status of="queued" word="not started" />;
   const count = figures.times > 1 ? ` ${formatCount(figures.ended)} of ${formatCount(figures.times)}` : "";
   const word = { success: "done", completed: "done", halt: "stopped", waiting: "waits for a budget" }[figures.status] ?? figures.status;
@@ -230,7 +244,7 @@ function NodeTable(props: Inside) {
               </td>
               <td>{visible(node.type)}</td>
               <td>
-                <NodeStatus figures={figures} />
+                <NodeStatus node={node} figures={figures} />
               </td>
               <td className="number">{figures?.tookMs ? formatDuration(figures.tookMs) : ""}</td>
               <td className="number">{figures?.tokens ? formatCount(figures.tokens) : ""}</td>
