@@ -205,7 +205,8 @@ def edited_of(server: Server) -> str:
 def bills_of(server: Server) -> None:
     """Leave one call without an answer, and one whose model has no price."""
     for name, model in (("forecast", "lossy"), ("summary", "new")):
-        nodes = [{"id": "text", "type": "input", "data": {}}, {"id": "ask", "type": "agent", "data": {"model": model, "max_output_tokens": 2_000}}]
+        ask = {"id": "ask", "type": "agent", "data": {"model": model, "max_output_tokens": 2_000}}
+        nodes = [{"id": "text", "type": "input", "data": {}}, ask]
         document = {"nodes": nodes, "edges": [flow("text", "ask")]}
         request(server, f"/api/graphs/{name}", {"name": name.capitalize(), "document": document}, "PUT")
         ended(server, str(request(server, "/api/runs", {"graph_id": name, "input": "Oroville"})["id"]))
