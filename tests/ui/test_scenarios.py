@@ -86,6 +86,8 @@ async def test_from_signing_in_to_the_first_answer(tmp_path: Path) -> None:
             await expect(status(page)).to_have_text("The run is completed")
             await page.get_by_role("tab", name="Input and output").click()
             await expect(page.get_by_label("Output", exact=True)).to_contain_text("1, 2, 3, 4, 5")
+            await page.get_by_role("link", name="Runs", exact=True).click()
+            await expect(page.get_by_text("1 run", exact=True)).to_be_visible()
             stored = await page.evaluate(
                 "JSON.stringify([localStorage, sessionStorage, location.href, document.cookie])"
             )
