@@ -153,7 +153,7 @@ async def test_the_advice_of_a_halted_run_names_the_step_that_helps() -> None:
     assert [(step["step"], step["amount_usd"]) for step in later] == [("resume", None), ("grant", 0.0196)]
 
 
-async def test_a_run_halted_by_the_bills_of_another_is_told_to_resolve_those() -> None:
+async def test_a_run_halted_by_the_bills_of_another_is_advised_to_resolve_those() -> None:
     settings = HostSettings(owner_daily_usd="0.41")
     async with (
         served(host_settings=settings, prices=prices(), models={"m": Losing()}) as server,

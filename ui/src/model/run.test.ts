@@ -375,6 +375,10 @@ test("daily budgets are those of the ledger until an event has newer figures, an
   assert.deepEqual(figures(state, 1002), [["run", 1e8, false]]);
   assert.ok(apply(state, [event(3, "budget", { ...day, units: units(0.3) })]));
   assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 3e8, false]]);
+  setStored(state, { budgets: [{ ...day, units: units(0.4) }], last_seq: 3 });
+  assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 4e8, true]]); // another run has spent more
+  assert.ok(apply(state, [event(4, "run.completed")]));
+  assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 3e8, false]]); // as when this run ended
 });
 
 test("what a lost worker has left unresolved is in the run's own budget, and counted once", () => {

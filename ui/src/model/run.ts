@@ -80,6 +80,8 @@ export interface RunState {
   budgets: Map<string, Budget>;
   /** What the ledger has, and events may not: daily budgets above a short run, bills of a lost worker. */
   stored: Budget[];
+  /** The event up to which the ledger was read. */
+  storedSeq: number;
   log: EventLog;
   statuses: Change<Status>[];
   budgetChanges: Change<Budget>[];
@@ -168,6 +170,7 @@ export function newRun(): RunState {
     refusals: [],
     budgets: new Map(),
     stored: [],
+    storedSeq: 0,
     log: new EventLog(),
     statuses: [],
     budgetChanges: [],
@@ -430,7 +433,8 @@ export function costByNode(state: RunState): Map<string, number> {
 }
 
 /** Keep the budgets of the run and of the days above it as the ledger has them. */
-export function setStored(state: RunState, { budgets }: BudgetList): void {
+export function setStored(state: RunState, { budgets, last_seq }: BudgetList): void {
+  state.storedSeq = last_seq;
   state.stored = budgets.map((one) => ({ ...budgetOf(one), isStored: true }));
 }
 
@@ -438,16 +442,23 @@ export function setStored(state: RunState, { budgets }: BudgetList): void {
 export function budgetsAt(state: RunState, atMs: number | null): Budget[] {
   if (atMs === null) {
     const days = state.stored.filter(({ key, level }) => level !== "run" && !state.budgets.has(key));
-    return [...[...state.budgets.values()].map((budget) => withUnresolved(budget, state.stored)), ...days];
+    return [...[...state.budgets.values()].map((budget) => newest(state, budget)), ...days];
   }
   const found = new Map<string, Budget>();
   for (const { atMs: changed, value } of state.budgetChanges) if (changed <= atMs) found.set(value.key, value);
   return [...found.values()];
 }
 
+/** A budget as its last event has it, or the ledger: other runs spend of a day while this one waits. */
+function newest(state: RunState, budget: Budget): Budget {
+  if (budget.level === "run") return withUnresolved(budget, state.stored);
+  const stored = isLive(state.status) ? state.stored.find(({ key }) => key === budget.key) : undefined;
+  const reported = state.budgetChanges.findLast(({ value }) => value.key === budget.key)?.seq ?? 0;
+  return stored && reported <= state.storedSeq ? stored : budget;
+}
+
 /** The run's own budget with the bills that a lost worker has left: events have those of the newest attempt alone. */
 function withUnresolved(budget: Budget, stored: Budget[]): Budget {
-  if (budget.level !== "run") return budget;
   const left = stored.find(({ level }) => level === "run")?.units ?? [];
   const units = budget.units.map((one) => {
     const unresolved = left.find(({ unit }) => unit === one.unit)?.unresolved ?? 0;

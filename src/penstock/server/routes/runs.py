@@ -57,7 +57,7 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY]
 MAX_SEQ = 2**53 - 1
 EXPORT_PAGE = 200
 MAX_COUNTED = 10_000
-"""Number of runs at which counting stops: nobody reads on, and a larger count takes a scan."""
+"""Number of runs at which counting stops: to count more takes a long scan."""
 Stream = Annotated[bool, Query(description="Respond with a stream of the run's events")]
 Place = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 Origin = Literal["run", "chat", "fork", "replay"]

@@ -75,6 +75,7 @@ interface CardData extends Record<string, unknown> {
   node: GraphNode;
   figures: NodeFigures | undefined;
   picked: boolean;
+  isLinked: boolean;
   onPick: () => void;
   onOpen: (() => void) | null;
 }
@@ -83,6 +84,7 @@ type Inside = ViewProps & { part: GraphPart; inside: string[] };
 
 function useCards({ state, table, route, atMs, picked, onPick, part, inside }: Inside): CardData[] {
   const figures = figuresOf(state, table, inside, atMs);
+  const linked = new Set(part.edges.flatMap(({ source, target, isLink }) => (isLink ? [source, target] : [])));
   return part.nodes.map((node) => {
     const own = figures.get(node.id);
     const key = own && own.row >= 0 ? table.call(own.row).key : null;
@@ -90,6 +92,7 @@ function useCards({ state, table, route, atMs, picked, onPick, part, inside }: I
       node,
       figures: own,
       picked: key !== null && key === picked,
+      isLinked: linked.has(node.id),
       onPick: () => key !== null && onPick(key),
       onOpen: node.hasInside ? () => setParams(route, { in: [...inside, node.id].join("/"), call: null }) : null,
     };
@@ -155,14 +158,13 @@ function linkEnds(part: Place | undefined, user: Place | undefined) {
   return isBelow ? { sourceHandle: "out-top", targetHandle: "in-bottom" } : { sourceHandle: "out-bottom", targetHandle: "in-top" };
 }
 
-function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Node<CardData>>) {
+function Card({ data: { node, figures, picked, isLinked, onPick, onOpen } }: NodeProps<Node<CardData>>) {
   const far = useStore((store) => store.transform[2] < FAR);
   const state = CLASSES[figures?.status ?? ""] ?? "";
   return (
     <div className={`graph-card ${state || "idle"}${picked ? " picked" : ""}`}>
       <Handle id="in" type="target" position={Position.Left} isConnectable={false} />
-      <Handle id="in-top" type="target" position={Position.Top} isConnectable={false} />
-      <Handle id="in-bottom" type="target" position={Position.Bottom} isConnectable={false} />
+      {isLinked && <LinkHandles />}
       <header>
         <button className="plain" onClick={(event) => (event.stopPropagation(), onPick())} disabled={!figures || figures.row < 0}>
           <b title={node.id}>{visible(node.label)}</b>
@@ -183,9 +185,18 @@ function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Nod
         </footer>
       )}
       <Handle id="out" type="source" position={Position.Right} isConnectable={false} />
+    </div>
+  );
+}
+
+function LinkHandles() {
+  return (
+    <>
+      <Handle id="in-top" type="target" position={Position.Top} isConnectable={false} />
+      <Handle id="in-bottom" type="target" position={Position.Bottom} isConnectable={false} />
       <Handle id="out-top" type="source" position={Position.Top} isConnectable={false} />
       <Handle id="out-bottom" type="source" position={Position.Bottom} isConnectable={false} />
-    </div>
+    </>
   );
 }
 

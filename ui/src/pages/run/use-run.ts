@@ -9,8 +9,10 @@ import { ApiError, get, query, readEvents } from "../../api/client.ts";
 import type { News } from "../../api/hub.ts";
 import { watchRun } from "../../api/stream.ts";
 import type { BudgetList, EventShown, RunShown, RunTree } from "../../api/types.ts";
-import { apply, applyHistory, fromColumns, HISTORY_TYPES, newRun, setStored, type RunState } from "../../model/run.ts";
+import { apply, applyHistory, fromColumns, HISTORY_TYPES, isLive, newRun, setStored, type RunState } from "../../model/run.ts";
 
+/** Other runs spend of the same day, of which this one has no events. */
+const BUDGETS_MS = 5_000;
 /** Runs with more events than this open with columns. */
 const COLUMNS_FROM = 2_000;
 
@@ -102,15 +104,19 @@ export function useRun(id: string): LiveRun {
       if (failed instanceof ApiError && failed.status === 404) return; // nothing to wait for
       if (found && run.state.lastSeq === 0 && found.last_seq > COLUMNS_FROM) {
         const opened = await columns(path, signal);
-        if (opened) run.state = { ...opened, stored: run.state.stored };
+        if (opened) run.state = { ...opened, stored: run.state.stored, storedSeq: run.state.storedSeq };
         redraw();
         void history(id, run.state, signal).then(redraw, () => {}); // without it, only earlier budgets are missing
       }
       watch();
     };
     void open();
+    const timer = setInterval(() => {
+      if (isLive(run.state.status) && isLoaded && document.visibilityState === "visible") void loadBudgets();
+    }, BUDGETS_MS);
     return () => {
       abort.abort();
+      clearInterval(timer);
       leave();
       cancelAnimationFrame(frame);
     };
