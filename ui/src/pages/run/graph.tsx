@@ -181,7 +181,7 @@ function Card({ data: { node, figures, picked, isLinked, onPick, onOpen } }: Nod
       {!far && (
         <footer>
           <span>{visible(node.type)}</span>
-          <span>{moneyOf(node, figures)}</span>
+          <span>{moneyOf(node, figures) || tookOf(figures)}</span>
         </footer>
       )}
       <Handle id="out" type="source" position={Position.Right} isConnectable={false} />
@@ -226,8 +226,12 @@ function moneyOf(node: GraphNode, figures: NodeFigures | undefined): string {
   const limit = node.limitUsd === null ? "" : ` of ${formatUsd(toNanos(node.limitUsd))}`;
   if (!figures) return limit ? `$0${limit}` : "";
   if (figures.heldNanos > 0) return `${formatUsd(figures.heldNanos)} held${limit}`;
-  if (figures.costNanos === 0 && !limit) return figures.tookMs ? formatDuration(figures.tookMs) : "";
+  if (figures.costNanos === 0 && !limit && !figures.unknown) return "";
   return `${figures.unknown ? "≥ " : ""}${formatUsd(figures.costNanos)}${limit}`;
+}
+
+function tookOf(figures: NodeFigures | undefined): string {
+  return figures?.tookMs ? formatDuration(figures.tookMs) : "";
 }
 
 function NodeTable(props: Inside) {
@@ -248,16 +252,18 @@ function NodeTable(props: Inside) {
           {cards.map(({ node, figures, picked, onPick, onOpen }) => (
             <tr key={node.id} aria-selected={picked}>
               <td>
-                <button className="plain" onClick={onPick} disabled={!figures || figures.row < 0}>
-                  {visible(node.label)}
-                </button>
-                {onOpen && <button onClick={onOpen}>Open</button>}
+                <div className="bar">
+                  <button className="plain" onClick={onPick} disabled={!figures || figures.row < 0}>
+                    {visible(node.label)}
+                  </button>
+                  {onOpen && <button onClick={onOpen}>Open</button>}
+                </div>
               </td>
               <td>{visible(node.type)}</td>
               <td>
                 <NodeStatus node={node} figures={figures} />
               </td>
-              <td className="number">{figures?.tookMs ? formatDuration(figures.tookMs) : ""}</td>
+              <td className="number">{tookOf(figures)}</td>
               <td className="number">{figures?.tokens ? formatCount(figures.tokens) : ""}</td>
               <td className="number">{moneyOf(node, figures)}</td>
               <td>
