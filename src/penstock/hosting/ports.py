@@ -401,8 +401,17 @@ class RunStore(Protocol):
         With `order="cost"` the most expensive ones come first, and of equal ones the newest.
         """
 
-    async def count(self, *, owner: str | None = None, statuses: Collection[RunStatus] = ()) -> int:
-        """Return the number of matching runs."""
+    async def count(
+        self,
+        *,
+        owner: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        graph_id: str | None = None,
+        chat_id: str | None = None,
+        matching: RunFilter = NO_FILTER,
+        at_most: int | None = None,
+    ) -> int:
+        """Return the number of matching runs; the store stops counting at `at_most`, if given."""
 
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         """Claim the oldest run that is queued or whose lease has expired; only the run `run_id`, if given.

@@ -708,6 +708,7 @@ class RunPage(Shown):
 
     runs: list[RunSummary]
     next: str | None
+    total: int | None = Field(description="Number of matching runs on all pages, at most 10,000; null unless requested")
 
 
 class EventShown(Shown):

@@ -979,6 +979,7 @@ export interface RunHaltedEvent {
 export interface RunPage {
   runs: RunSummary[];
   next: string | null;
+  total: number | null;
 }
 
 export interface RunParkedEvent {
