@@ -93,3 +93,16 @@ async def test_a_conversation_leaves_no_object_behind(tmp_path: Path, monkeypatc
         before = blocks()
         await converse(client, CONVERSATIONS)
         assert blocks() - before < 2 * CONVERSATIONS  # the record of a run alone has ten
+
+
+async def test_what_a_conversation_needed_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:
+    """A server collects garbage rarely, and would have the cycles of thousands of runs in memory by then."""
+    async with serving(tmp_path) as client:
+        await converse(client, 50)
+        gc.collect()
+        gc.disable()
+        try:
+            await converse(client, 100)
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
