@@ -1,8 +1,8 @@
 """INV 17: a server of an old release goes on working while its database is upgraded, beside one of this code.
 
 `upgrade/old_server.tar.xz` has the package as it was at schema version 7, the oldest code there is: a real `penstock
-serve` of it opens the oldest fixture. Both servers are processes and are asked over HTTP alone. The old code needs what
-it imported then, the packages that `requirements.lock` names now.
+serve` of it opens the oldest fixture. Both servers are processes, and the test uses nothing but HTTP. The old code
+runs with the packages that are installed now.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.requirement("X-19")
 def test_an_old_server_works_on_during_an_upgrade_and_beside_a_new_one(old: Old, old_code: Path, folder: Path) -> None:
     url = old.url if "://" in old.url else f"sqlite:///{old.url}"
-    code, said, errors = _ran(_penstock(folder, old_code, "db", "upgrade", "--db", url))
-    assert (code, f"version {OLD_VERSION}" in said, errors) == (0, True, "")
+    code, output, errors = _ran(_penstock(folder, old_code, "db", "upgrade", "--db", url))
+    assert (code, f"version {OLD_VERSION}" in output, errors) == (0, True, "")
     with serving(folder, url, old_code) as before:
         here, there = before.submit("ask"), before.submit("ask")
         for run_id in (here, there):

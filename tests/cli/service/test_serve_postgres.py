@@ -78,7 +78,9 @@ def _chat(url: str) -> Counter[str]:
     return found
 
 
-def test_eight_servers_on_a_postgresql_with_default_settings_refuse_nobody(postgres_url: str, directory: Path) -> None:
+def test_eight_servers_on_a_postgresql_with_default_settings_refuse_no_request(
+    postgres_url: str, directory: Path
+) -> None:
     assert asyncio.run(_one(postgres_url, "SHOW max_connections")) == "100"
     (directory / "quick.py").write_text(QUICK)
     with ExitStack() as stack:
