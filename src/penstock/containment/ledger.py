@@ -296,6 +296,9 @@ class LedgerStore(Protocol):
     def balance(self, account: str) -> Balance:
         """The figures of the account; KeyError if there is none of that name."""
 
+    def balances(self, names: Sequence[str]) -> Mapping[str, Balance]:
+        """The figures of these accounts, all from one instant; those that do not exist are left out."""
+
     def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys that begin with `prefix` and whose bill is unknown, with what each still holds."""
 
@@ -508,6 +511,10 @@ class MemoryLedgerStore:
     def balance(self, account: str) -> Balance:
         with self._lock:
             return accounts.balance(self._account(account))
+
+    def balances(self, names: Sequence[str]) -> Mapping[str, Balance]:
+        with self._lock:
+            return {name: accounts.balance(self._accounts[name]) for name in names if name in self._accounts}
 
     def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         return self._in_state("unresolved", prefix)

@@ -608,7 +608,7 @@ class HostedRun:
         if is_over and (self.token.cancellation is not None or run.epoch > 1):
             await stores.cancels.drop(run.id)
         left = await stores.runs.update(run.id, run.epoch, status=outcome.status, **outcome.changes)
-        await stores.spending.record(left, self._spending.shares())
+        await stores.spending.record(left, self._spending.shares(), is_first=run.epoch == 1)
         if failpoints.hook is not None:
             failpoints.hook("end.before_commit")
         return left

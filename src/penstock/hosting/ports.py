@@ -612,8 +612,10 @@ class SpendingStore(Protocol):
     A run counts on the day on which it was submitted, as in the daily budgets.
     """
 
-    async def record(self, run: RunRecord, shares: Sequence[CostShare]) -> None:
+    async def record(self, run: RunRecord, shares: Sequence[CostShare], *, is_first: bool = False) -> None:
         """Replace the shares of a run, in the transaction that stores its usage.
+
+        `is_first` says that only this call, whose outcome was unknown, can have recorded shares of the run before.
 
         What is missing to the usage of the run is stored as a share without node and model. Shares that exceed it, or
         are more than `MAX_SHARES`, are replaced by one such share.
