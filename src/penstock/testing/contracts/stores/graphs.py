@@ -219,7 +219,7 @@ class GraphStoreContract(StoreContract):
         assert await stores.graphs.source("g", 9) == await stores.graphs.source("unknown") == ""
         assert (await saved(stores, document={"a": "\ufffd"}, source='{"a":"\ufffd"}')).document == {"a": "\ufffd"}
         assert (await stores.graphs.get("g", 3)) is not None
-        assert await stores.graphs.source("g") == "", "it cannot be told from a column that is damaged"
+        assert await stores.graphs.source("g") == "", "it looks like a damaged column"
         await stores.graphs.save("g", "ann", "G", {"new": True}, now_ms=1)
         for wrong in ("{", '{"new": 1}', '{"new": NaN}', "[" * 100_000, '{"a": "\ud83d"}'):
             with raises(InvalidValue):
