@@ -60,10 +60,10 @@ models = {
     "lossy": ScriptedModel(lose, name="lossy-1"),
     "new": ScriptedModel(lambda request: "Short.", name="new-1"),
 }
-prices = {"scripted": Price(0.8, 4), "distant": Price(0, 100), "lossy-1": Price(1, 5)}
+prices = {"scripted": Price(0.8, 4), "distant": Price(0, 50), "lossy-1": Price(1, 5)}
 """
 """Models whose answers are lost, so that their cost is unknown, and prices."""
-DAILY = ("--daily", "2", "--user-daily", "0.50")
+DAILY = ("--daily", "2", "--user-daily", "1")
 SECRET = "for-pictures-0123456789"
 SIGNED_OUT = "the server responded with a status of 401"
 SCRIPT = [
@@ -205,7 +205,8 @@ def edited_of(server: Server) -> str:
 def bills_of(server: Server) -> None:
     """Leave one call without an answer, and one whose model has no price."""
     for name, model in (("forecast", "lossy"), ("summary", "new")):
-        nodes = [{"id": "text", "type": "input", "data": {}}, {"id": "ask", "type": "agent", "data": {"model": model}}]
+        ask = {"id": "ask", "type": "agent", "data": {"model": model, "max_output_tokens": 2_000}}
+        nodes = [{"id": "text", "type": "input", "data": {}}, ask]
         document = {"nodes": nodes, "edges": [flow("text", "ask")]}
         request(server, f"/api/graphs/{name}", {"name": name.capitalize(), "document": document}, "PUT")
         ended(server, str(request(server, "/api/runs", {"graph_id": name, "input": "Oroville"})["id"]))

@@ -12,7 +12,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 
-MAX_TOPICS = 10_000
+MAX_TOPICS = 1_000
+"""Maximum number of topics whose versions are known: each run is a topic, and most are never waited for again."""
 
 
 class Notifier:

@@ -80,7 +80,8 @@ def test_json_of_plain_types_is_read_too() -> None:
 def test_the_error_for_invalid_json_has_its_place(text: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem) as wrong:
         JsonFormat(Dam).parse(text)
-    assert "Answer again" in str(wrong.value)
+    assert "Answer again" in wrong.value.correction
+    assert "\n" not in str(wrong.value)
 
 
 @pytest.mark.parametrize(

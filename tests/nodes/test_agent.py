@@ -420,8 +420,6 @@ def test_wrong_data_is_found_before_the_run() -> None:
         "$.nodes[0].data.model",
         "$.nodes[0].data.tools",
         "$.nodes[1].data.model",
-        "$.nodes[2].data.model",
-        "$.nodes[2].data.model.script[0]",
         "$.nodes[2].data.model.script[0].arguments",
         "$.nodes[2].data.temperature",
         "$.nodes[3].data.stream",

@@ -26,7 +26,7 @@ async def test_inputs_take_precedence_over_written_values() -> None:
 
 
 async def test_a_value_that_is_missing_is_an_error_or_nothing() -> None:
-    with pytest.raises(TemplateFailed, match="there is no tone; there are: dam, unit"):
+    with pytest.raises(TemplateFailed, match="tone has no value; there are values for: dam, unit"):
         await output_of(filled(template="{{ tone }}"))
     assert await output_of(filled(template="[{{ tone }}]", missing="empty")) == "[]"
 

@@ -92,7 +92,7 @@ async def test_the_arguments_of_a_graph_are_checked() -> None:
 async def test_a_graph_tool_that_fails_or_uses_up_its_budget_is_a_tool_error() -> None:
     broken = node("t", "tool", graph=graph([node("p", "prompt-template", template="{{ nothing }}")]))
     output = await answer(linked(broken, link=["t.tool > a.tools"]), ToolCall("1", "t", {}))
-    assert output == "TemplateFailed: there is no nothing; there are: none"
+    assert output == "TemplateFailed: nothing has no value: no values arrived"
     poor = node("t", "tool", budget={"max_steps": 0}, graph=graph([node("c", "constant", value=1)]))
     output = await answer(linked(poor, link=["t.tool > a.tools"]), ToolCall("1", "t", {}))
     assert output.startswith("stopped: ")

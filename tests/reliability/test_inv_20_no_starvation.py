@@ -2,8 +2,10 @@
 
 Random workloads on a simulated loop: if the worst case of every call fits beside the real costs of the others, nothing
 is unresolved and no wait expires, then no call is refused or clamped, spent and held never pass the ceiling, and no
-schedule ends in a deadlock. A second kind has nested holds, cancels and deadlines: then calls may be refused, and it
-must still end, with nothing held and no call left waiting.
+schedule ends in a deadlock. A second kind has nested holds, child contexts, calls without a hint, runs that share a
+ledger and call each other, cancels and deadlines: then calls may be refused, and it must still end, with nothing held
+and no call left waiting. Most of these may wait longer than the whole workload may take, so that no wait that expires
+hides a deadlock.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import pytest
 
 from penstock import Budget, BudgetExceededError, CancelledError, ExecutionContext, contain
 from penstock.containment import waiting
+from penstock.containment.accounts import levels_of
+from penstock.containment.ledger import Ledger
 from penstock.testing import SimLoop, check_history, sim_run
 from tests.soak import scaled
 
@@ -34,7 +38,7 @@ class Checked:
 
     def look(self) -> None:
         account = self.run._account
-        assert account.committed <= account.max_cost
+        assert all(level.committed <= level.max_cost for level in levels_of(account))
         assert account.held >= 0
         self.most = max(self.most, account.committed)
 
@@ -90,23 +94,38 @@ def test_inv_20_nested_holds_cancels_and_deadlines_never_leave_a_call_waiting(pa
 
 
 async def _ends(chance: random.Random) -> None:
-    run = make_run(max_cost_usd=1, timeout_s=chance.choice([None, None, 5, 50]), max_wait_s=chance.choice([0, 7, 300]))
-    checked = Checked(run)
+    limits: dict[str, Any] = {"timeout_s": chance.choice([None, None, 5, 50])}
+    limits["max_wait_s"] = chance.choice([0, 7, 2 * MAX_TIME_S, 2 * MAX_TIME_S])
+    if chance.random() < 0.7:
+        runs = [make_run(max_cost_usd=1, **limits)]
+    else:
+        clock = make_run()._run.clock
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=clock)
+        runs = [make_run(max_cost_usd=chance.choice([None, 1]), ledger=team, **limits) for _ in range(2)]
+    checked = [Checked(run) for run in runs]
 
-    async def call(depth: int) -> None:
+    async def call(place: ExecutionContext, depth: int) -> None:
         hint = None if chance.random() < 0.1 else chance.randint(0, 60)  # a call without one costs nothing here
 
         async def work() -> None:
-            checked.look()
+            for each in checked:
+                each.look()
             await asyncio.sleep(chance.randint(0, 4))
-            if depth and chance.random() < 0.7:
-                await asyncio.gather(*(call(depth - 1) for _ in range(chance.randint(1, 3))), return_exceptions=True)
-            if chance.random() < 0.1:
-                raise ValueError("broken")
-            run.report(cost_usd=chance.randint(0, min(10, hint or 0)) / 100)
+            inside = place.spawn_child("inside") if chance.random() < 0.2 else place
+            try:
+                if depth and chance.random() < 0.7:
+                    places = [inside] * 3 + runs
+                    calls = (call(chance.choice(places), depth - 1) for _ in range(chance.randint(1, 3)))
+                    await asyncio.gather(*calls, return_exceptions=True)
+                if chance.random() < 0.1:
+                    raise ValueError("broken")
+            finally:
+                if inside is not place:
+                    inside.end()
+            place.report(cost_usd=chance.randint(0, min(10, hint or 0)) / 100)
 
         hint_usd = None if hint is None else hint / 100
-        await run.allm(work, cost_hint_usd=hint_usd, timeout_s=chance.choice([None, None, 3]))
+        await place.allm(work, cost_hint_usd=hint_usd, timeout_s=chance.choice([None, None, 3]))
 
     async def disturb(tasks: list[asyncio.Task[None]]) -> None:
         await asyncio.sleep(chance.randint(1, 20))
@@ -114,18 +133,22 @@ async def _ends(chance: random.Random) -> None:
             if chance.random() < 0.2:
                 task.cancel()
         if chance.random() < 0.1:
-            run.abort("enough")
+            runs[0].abort("enough")
 
-    tasks = [asyncio.ensure_future(call(chance.randint(0, 3))) for _ in range(chance.randint(1, 8))]
+    tasks = [
+        asyncio.ensure_future(call(chance.choice(runs), chance.randint(0, 3))) for _ in range(chance.randint(1, 8))
+    ]
     disturbing = asyncio.ensure_future(disturb(tasks))
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), MAX_TIME_S)
     await disturbing
     expected = (BudgetExceededError, CancelledError, asyncio.CancelledError, ValueError)
     unexpected = [each for each in outcomes if each is not None and not isinstance(each, expected)]
     assert unexpected == []
-    assert (len(run._run.room), run._account.held) == (0, 0)
-    run.end()
-    assert check_history(run.history(), ledger=run.balance) == []
+    for run in runs:
+        assert (len(run._run.room), run._account.held) == (0, 0)
+        assert run._run.first_call is None
+        run.end()
+        assert check_history(run.history(), ledger=run.balance) == []
 
 
 def test_inv_20_a_rule_that_lets_every_call_pass_starves_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:

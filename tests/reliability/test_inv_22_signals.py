@@ -135,6 +135,8 @@ def check(place: ExecutionContext, levels: list[Account], where: str) -> None:
     assert level.unresolved == sum(to_nanos(bill.held_usd, "held") for bill in place.unresolved()), where
     if not run.graph.folded:
         assert level.retries == sum(record.retries for record in records), where
+    if not run.graph.folded:
+        assert run.unknown_costs == sum(record.extras.cost_unknown for record in records), where
     assert run.first_call is None, where
     assert place.tool(lambda: "next", cost_hint_usd=0) == "next", where
     # At last the readers: they have locks of their own, and count each entry once.
@@ -151,6 +153,15 @@ def succeeds(place: ExecutionContext) -> None:
 
 def fails(place: ExecutionContext) -> None:
     def work() -> None:
+        raise ValueError("broken")
+
+    with suppress(ValueError):
+        place.llm(work, cost_hint_usd=0.5)
+
+
+def fails_at_a_known_cost(place: ExecutionContext) -> None:
+    def work() -> None:
+        place.report(cost_usd=0.01, input_tokens=3, output_tokens=2)
         raise ValueError("broken")
 
     with suppress(ValueError):
@@ -180,16 +191,45 @@ def is_stuck(place: ExecutionContext) -> None:
 
 def waits(place: ExecutionContext) -> None:
     async def main() -> None:
-        async def work() -> None:
+        async def work(number: int) -> None:
             await asyncio.sleep(0)
             place.report(cost_usd=0.01)
+            if number == 0:
+                raise ValueError("broken")
 
-        await asyncio.gather(*(place.allm(work, cost_hint_usd=2.5) for _ in range(3)), return_exceptions=True)
+        await asyncio.gather(*(place.allm(work, n, cost_hint_usd=2.5) for n in range(3)), return_exceptions=True)
 
     asyncio.run(main())
 
 
-SCENARIOS = [succeeds, fails, is_refused, is_of_unknown_cost, is_nested, is_stuck, waits]
+def is_stuck_at_the_end_of_another(place: ExecutionContext) -> None:
+    """When the other call inside has ended, nothing is left that the one which waits could wait for."""
+
+    async def main() -> None:
+        async def other() -> None:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        async def outer() -> None:
+            inside = (place.allm(other, cost_hint_usd=0.1), place.allm(other, cost_hint_usd=3))
+            await asyncio.gather(*inside, return_exceptions=True)
+
+        await place.atool(outer, cost_hint_usd=3.5)
+
+    asyncio.run(main())
+
+
+SCENARIOS = [
+    succeeds,
+    fails,
+    fails_at_a_known_cost,
+    is_refused,
+    is_of_unknown_cost,
+    is_nested,
+    is_stuck,
+    is_stuck_at_the_end_of_another,
+    waits,
+]
 CASES = [(scenario, depth) for scenario in SCENARIOS for depth in (1, 2, 7)]
 if not SOAK:  # the longest take half a minute each
     CASES = [(scenario, depth) for scenario, depth in CASES if depth == 1 or (scenario, depth) == (succeeds, 7)]

@@ -110,7 +110,7 @@ def test_under_a_money_limit_a_model_without_a_price_is_reported_once(caplog: py
             assert len(traces) == 2
     expected = (
         "model 'mystery-1' has no known price, so its calls are not limited by cost: register a price for it "
-        "(PriceBook.register), or refuse such calls (PriceBook(unknown='refuse'))"
+        "(PriceBook.register, --prices), or refuse such calls (PriceBook(unknown='refuse'), --unknown-prices refuse)"
     )
     assert reports[0].reason == expected
     assert [record.message for record in caplog.records] == [expected, expected.replace("mystery-1", "mystery-2")]

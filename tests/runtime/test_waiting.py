@@ -238,6 +238,43 @@ def test_a_call_that_waits_for_its_own_outer_call_is_refused_at_once() -> None:
     whole(run)
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_call_that_waits_for_the_call_of_another_run_that_it_is_part_of_is_refused_at_once(between: bool) -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        one, other = contain(ledger=team), contain(ledger=team)
+
+        async def inner() -> Any:
+            return await other.atool(lambda: other.allm(spend(other, 0.1), cost_hint_usd=0.6))
+
+        async def outer() -> None:
+            await (one.atool(inner) if between else inner())
+
+        with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+            await one.atool(outer, cost_hint_usd=0.5)
+        assert asyncio.get_running_loop().time() < 1
+
+    simulate(main)
+
+
+def test_a_call_waits_while_other_work_of_the_call_of_another_run_goes_on() -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        one, other = contain(ledger=team), contain(ledger=team)
+
+        async def outer() -> None:
+            first = asyncio.ensure_future(other.allm(spend(other, 0.1), cost_hint_usd=0.4))
+            await asyncio.sleep(0.1)
+            assert await other.allm(spend(other, 0.1), cost_hint_usd=0.3) == "done"
+            await first
+            one.report(cost_usd=0)
+
+        await one.atool(outer, cost_hint_usd=0.5)
+        assert len(waits(other)) == 1
+
+    simulate(main)
+
+
 def test_a_call_waits_for_the_outer_call_of_another_one_that_runs() -> None:
     async def main(run: ExecutionContext) -> None:
         async def outer() -> Any:
@@ -260,6 +297,77 @@ def test_two_outer_calls_that_block_each_other_end_in_one_refusal() -> None:
             *(run.atool(outer, cost_hint_usd=0.5) for _ in range(2)), return_exceptions=True
         )
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["BudgetExceededError", "str"]
+
+    run, _ = simulate(main, max_cost_usd=1)
+    whole(run)
+
+
+def test_a_call_is_refused_as_soon_as_the_last_other_work_of_its_outer_call_has_ended() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> None:
+            other = asyncio.ensure_future(run.allm(spend(run, 0.1, 1), cost_hint_usd=0.1))
+            await asyncio.sleep(0.5)
+            with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+                await run.allm(spend(run, 0.1), cost_hint_usd=0.5)
+            assert await other == "done"
+
+        await run.atool(outer, cost_hint_usd=0.6)
+        assert asyncio.get_running_loop().time() < 2
+
+    run, _ = simulate(main, max_cost_usd=1)
+    whole(run)
+
+
+@pytest.mark.parametrize("ends", ["child", "abort", "timeout"])
+def test_a_call_is_refused_as_soon_as_the_last_other_work_of_its_outer_call_is_stopped(ends: str) -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> None:
+            child = run.spawn_child("child")
+            limit_s = 1 if ends == "timeout" else None
+            other = asyncio.ensure_future(child.atool(asyncio.sleep, 100, timeout_s=limit_s))
+            inner = asyncio.ensure_future(run.allm(spend(run, 0.1), cost_hint_usd=0.5))
+            await asyncio.sleep(1)
+            if ends != "timeout":
+                child.end() if ends == "child" else child.abort("enough")
+            with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+                await inner
+            await asyncio.gather(other, return_exceptions=True)
+
+        await run.atool(outer, cost_hint_usd=0.6)
+        assert asyncio.get_running_loop().time() < 2
+
+    run, _ = simulate(main, max_cost_usd=1)
+    whole(run)
+
+
+def test_an_open_child_context_is_no_work_that_a_call_could_wait_for() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> None:
+            run.spawn_child("idle")
+            await run.allm(spend(run, 0.1), cost_hint_usd=0.9)
+
+        with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+            await run.atool(outer, cost_hint_usd=0.5)
+        assert asyncio.get_running_loop().time() < 1
+
+    simulate(main, max_cost_usd=1)
+
+
+def test_a_call_that_waits_for_its_turn_does_not_hide_that_others_block_each_other() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def outer() -> None:
+            await asyncio.sleep(0.2)
+            with pytest.raises(BudgetExceededError, match="wait themselves, so waiting would not end"):
+                await run.allm(spend(run, 0.1), cost_hint_usd=0.8)
+            run.report(cost_usd=0)
+
+        holds = asyncio.ensure_future(run.atool(outer, cost_hint_usd=0.3))
+        await asyncio.sleep(0.1)
+        # The second one has room, and would take that of the first.
+        waiting = (run.allm(spend(run, 0.1), cost_hint_usd=hint) for hint in (0.8, 0.4))
+        assert await asyncio.gather(*waiting) == ["done", "done"]
+        await holds
+        assert asyncio.get_running_loop().time() < 3
 
     run, _ = simulate(main, max_cost_usd=1)
     whole(run)
@@ -324,9 +432,70 @@ def test_model_calls_of_unknown_cost_run_one_at_a_time_until_one_has_ended() -> 
     assert outcomes.count(StopReason.BUDGET_EXCEEDED) == 14
 
 
+def test_runs_that_share_a_budget_share_what_they_know_of_calls_of_unknown_cost() -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        runs = [contain(ledger=team) for _ in range(16)]
+        outcomes = await asyncio.gather(*(each.allm(spend(each, 0.5)) for each in runs), return_exceptions=True)
+        assert team.balance().spent_usd <= 1.5
+        assert outcomes.count("done") == 2
+        assert [type(outcome) for outcome in outcomes].count(BudgetExceededError) == 14
+
+    simulate(main)
+
+
+def test_a_later_run_holds_what_a_call_of_unknown_cost_has_cost_in_an_earlier_one() -> None:
+    team = Ledger("team", Budget(max_cost_dollars=1))
+    with contain(ledger=team) as earlier:
+        earlier.llm(lambda: earlier.report(cost_usd=0.3))
+    with contain(ledger=team) as later:
+        assert later.llm(lambda: later.balance.held_usd) == pytest.approx(0.3)
+        later.llm(lambda: later.report(cost_usd=0.4))
+        assert earlier.balance.spent_usd + later.balance.spent_usd == pytest.approx(0.7)
+        assert later.call_llm(lambda: None).call.stop.reason is StopReason.BUDGET_EXCEEDED  # 0.4 would not fit
+
+
+def test_runs_under_budgets_of_their_own_do_not_wait_for_calls_of_unknown_cost_of_others() -> None:
+    team = Ledger("team")  # without a limit of money
+
+    async def main(run: ExecutionContext) -> None:
+        runs = [contain(max_cost_usd=1, ledger=team) for _ in range(5)]
+        await asyncio.gather(*(each.allm(spend(each, 0.001)) for each in runs))
+        assert [waits(each) for each in runs] == [[]] * 5
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_call_of_unknown_cost_and_a_hold_that_block_each_other_end_in_one_refusal(shared: bool) -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        one, other = (contain(ledger=team), contain(ledger=team)) if shared else (run, run)
+
+        async def first() -> Any:
+            await asyncio.sleep(1)
+            return await one.allm(spend(one, 0.1), cost_hint_usd=0.5)
+
+        async def holds() -> Any:
+            await asyncio.sleep(0.5)
+            return await other.allm(spend(other, 0.1))
+
+        outcomes = await asyncio.gather(one.allm(first), other.atool(holds, cost_hint_usd=0.7), return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["BudgetExceededError", "str"]
+        assert asyncio.get_running_loop().time() < 5
+
+    simulate(main, max_cost_usd=1)
+
+
 def test_what_the_first_call_of_unknown_cost_calls_itself_does_not_wait() -> None:
     run = contain(max_cost_usd=1)
     assert run.llm(lambda: run.llm(lambda: "inner")) == "inner"
+
+
+def test_what_the_first_call_of_unknown_cost_calls_in_another_run_does_not_wait() -> None:
+    team = Ledger("team", Budget(max_cost_dollars=1))
+    one, other = contain(ledger=team), contain(ledger=team)
+    assert one.llm(lambda: other.tool(lambda: other.llm(lambda: "inner"))) == "inner"
 
 
 def test_a_first_call_that_fails_or_never_runs_lets_the_next_one_go() -> None:

@@ -1,5 +1,7 @@
 """The definition of done of seed 004, point by point, in real chats on a real host.
 
+The editor's part of 6 is in `tests/ui/test_editor.py`.
+
 1 one path · 2 a core that knows no domain · 3 pipelines · 4 the user's tools · 5 cancels · 6 channels · 7 the rest of
 its checklist: the active part of a graph, circles of links, and events that agree with what is kept.
 """

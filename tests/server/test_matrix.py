@@ -51,6 +51,7 @@ SHARED = {
     "/api/graphs/{graph_id}",
     "/api/graphs/{graph_id}/versions",
     "/api/graphs/{graph_id}/diff",
+    "/api/graphs/{graph_id}/source",
     "/api/graphs/{graph_id}/layout",
     "/v1/models/{model_id}",
     "/api/agents/{graph_id}/chat",

@@ -394,7 +394,7 @@ async def test_a_tool_with_the_name_of_one_of_the_graph_is_refused() -> None:
         taken: Any = {"type": "function", "function": {"name": "look", "parameters": {}}}
         with pytest.raises(openai.BadRequestError, match="has its own tool 'look'") as refused:
             await client.chat.completions.create(model="mixed", messages=QUESTION, tools=[taken])
-        assert refused.value.code == "ToolNameTaken"
+        assert (refused.value.code, refused.value.param) == ("ToolNameTaken", "tools")
 
 
 async def test_a_person_can_reject_the_calls_of_a_client() -> None:

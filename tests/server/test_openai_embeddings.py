@@ -130,6 +130,19 @@ async def test_a_model_without_embeddings_is_refused_by_name(model: str, status:
         assert await it.runs() == []
 
 
+async def test_a_chat_request_to_an_embedding_model_is_refused_without_a_run() -> None:
+    async with served() as it, it.client() as client:
+        requests: list[Any] = [
+            client.chat.completions.create(model="embedder", messages=[{"role": "user", "content": "a"}]),
+            client.responses.create(model="embedder", input="a"),
+        ]
+        for request in requests:
+            with pytest.raises(openai.BadRequestError, match="makes embeddings, and no text: send the texts to") as no:
+                await request
+            assert (no.value.code, no.value.param) == ("unsupported_model", "model")
+        assert await it.runs() == []
+
+
 async def test_a_server_without_any_says_how_to_offer_one() -> None:
     async with serving() as it, it.client() as client:
         with pytest.raises(openai.BadRequestError, match="offer an EmbeddingModel with --models"):

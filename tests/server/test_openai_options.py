@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from functools import partial, reduce
 from typing import Any
 
 import httpx2
@@ -284,6 +286,50 @@ async def test_bad_values_are_refused_with_their_place() -> None:
         assert await served.runs() == []
 
 
+CALL: Any = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT: Any = {"role": "tool", "tool_call_id": "a", "content": "r"}
+WORDED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [TOOL, TOOL]}, "tools.1.function.name: there are two tools called 'f'; rename one"),
+    (format_of({"type": "obect"}), ".schema.type must be one or several of array, boolean, .*, not 'obect'"),
+    (format_of({"items": 5}), ".schema.items must be a JSON Schema: an object, true or false, not 5"),
+    (
+        format_of(reduce(lambda inside, _: {"not": inside}, range(45), {})),
+        "the JSON Schema has too many levels; use at most 40",
+    ),
+    ({"stop": 5, "temperature": "x"}, "temperature: Input should be a valid number \\(and 1 more\\)$"),
+    ({"messages": [{"role": "user", "content": 5}]}, "content: Input should be a valid string, or a valid list$"),
+    (
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT]},
+        "messages.3.tool_call_id: this tool call has two results; send one for each call",
+    ),
+    (
+        {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL, {**CALL, "id": "b"}]}, RESULT]},
+        "messages.1.tool_calls.1.id: no result follows this tool call; send one for each of b$",
+    ),
+]
+
+
+async def test_a_refusal_says_what_is_wrong_and_what_to_do() -> None:
+    async with serving() as served, served.client(max_retries=0) as client:
+        for fields, message in WORDED:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="parrot", messages=MESSAGES, extra_body=fields)
+            error: Any = refused.value.body
+            assert re.search(message, error["message"]), error
+
+
+async def test_an_answer_that_never_follows_its_schema_is_an_error_with_advice() -> None:
+    async with serving() as served, served.client(max_retries=0) as client:
+        await add_model(served, "dam", ScriptedModel(["It is high."] * 3, usage=PRICE))
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.chat.completions.create(
+                model="dam", messages=MESSAGES, response_format={"type": "json_object"}
+            )
+        error: Any = failed.value.body
+        fact = "FormatError: the answer is not JSON: Expecting value at line 1, column 1; use a simpler schema"
+        assert (error["code"], fact in error["message"]) == ("FormatError", True), error
+
+
 # Requests that clients repeat
 
 
@@ -377,6 +423,40 @@ async def test_an_sdk_that_repeats_a_request_under_way_follows_its_run() -> None
         served.gate.opened.set()
         assert (await first).id == (await again).id
         assert len(await served.runs()) == 1
+
+
+async def test_an_sdk_that_lost_an_answer_gets_it_again() -> None:
+    again = {"x-stainless-retry-count": "1"}
+    async with serving(retry_grace_s=60) as served, served.client(max_retries=0) as client:
+        complete: Any = partial(client.chat.completions.create, model="parrot", messages=MESSAGES)
+        first = await complete()
+        assert (await complete(extra_headers=again)).id == first.id
+        assert (await complete()).id != first.id
+        assert (await complete(temperature=0.5, extra_headers=again)).id != first.id
+        for background in (False, True):
+            respond: Any = partial(client.responses.create, model="parrot", input="x", background=background)
+            assert (await respond()).id == (await respond(extra_headers=again)).id
+        assert len(await served.runs()) == 5
+
+
+async def test_a_failed_request_is_repeated_as_a_run_of_its_own() -> None:
+    async with serving(retry_grace_s=60) as served, served.client(max_retries=0) as client:
+        await add_model(served, "dam", ScriptedModel(["It is high.", "It is high.", "It is high.", "{}"], usage=PRICE))
+        complete: Any = partial(
+            client.chat.completions.create, model="dam", messages=MESSAGES, response_format={"type": "json_object"}
+        )
+        with pytest.raises(openai.InternalServerError):
+            await complete()
+        assert (await complete(extra_headers={"x-stainless-retry-count": "1"})).choices[0].message.content == "{}"
+
+
+async def test_an_answer_is_forgotten_after_its_grace() -> None:
+    async with serving(retry_grace_s=0.01) as served, served.client(max_retries=0) as client:
+        complete: Any = partial(client.chat.completions.create, model="parrot", messages=MESSAGES)
+        first = await complete()
+        while [*served.app.state.retries]:  # noqa: ASYNC110  kept for a moment
+            await asyncio.sleep(0.01)
+        assert (await complete(extra_headers={"x-stainless-retry-count": "1"})).id != first.id
 
 
 async def test_equal_requests_at_once_are_runs_of_their_own() -> None:

@@ -34,8 +34,8 @@ def url(postgres_schemas: Callable[[], str]) -> str:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[PostgresDatabase]:
-    database = await PostgresDatabase.open(url)
+async def opened(url: str, **options: Any) -> AsyncIterator[PostgresDatabase]:
+    database = await PostgresDatabase.open(url, **options)
     try:
         await database.write(lambda transaction: transaction.run(MAKE))
         yield database
@@ -293,6 +293,27 @@ async def test_a_connection_that_a_full_server_refuses_is_requested_again(
     async with opened(url) as database:
         monkeypatch.setattr(asyncpg.Connection, "fetch", full)
         assert await database.read(notes) == []
+
+
+async def test_a_caller_waits_for_a_connection_as_long_as_a_statement_may_take(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url, connections=1, timeout_s=20) as database:
+        monkeypatch.setattr(postgres_database, "CONNECT_S", 0.05)
+        is_begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def keeps_it(transaction: Any) -> None:
+            is_begun.set()
+            await may_end.wait()
+
+        keeper = asyncio.create_task(database.write(keeps_it))
+        await is_begun.wait()
+        waiting = [asyncio.create_task(database.read(notes)) for _ in range(5)]
+        await asyncio.wait(waiting, timeout=0.2)
+        assert not any(task.done() for task in waiting)
+        may_end.set()
+        await keeper
+        assert await asyncio.gather(*waiting) == [[]] * 5
 
 
 async def test_no_notification_is_sent_where_no_process_listens(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

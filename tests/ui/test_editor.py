@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 ANN, ROOT = "canary-ui-ann-0123456789", "canary-ui-root-012345678"
 UNAUTHORIZED = "the server responded with a status of 401"
 NOT_FOUND = "the server responded with a status of 404"
+INVALID = "the server responded with a status of 422"
 CONFLICT = "the server responded with a status of 409"
 AWAY = ("net::ERR_", "the server responded with a status of 503")
 
@@ -253,6 +254,36 @@ async def test_a_version_saved_elsewhere_is_shown_and_never_overwritten(tmp_path
             await versions.get_by_role("button", name="Changes in version 2").click()
             await expect(versions.locator("del")).to_have_text("one")
             await expect(versions.locator("ins")).to_have_text("of root")
+            await versions.get_by_role("button", name="Bring back version 2").click()
+            await card(ann.page, "t").click()
+            await expect(ann.page.get_by_label("Text", exact=True)).to_have_value("of root")
+            await ann.page.get_by_role("button", name="Undo").click()
+            await expect(ann.page.get_by_label("Text", exact=True)).to_have_value("of ann")
+            await expect(state(ann.page)).to_have_text("version 3")
+
+
+async def test_a_save_that_comes_too_late_is_refused_and_shows_the_other_version(server: Server) -> None:
+    document = {"nodes": [{"id": "t", "type": "text", "data": {"text": "one"}}], "edges": []}
+    api(server, "PUT", "/api/graphs/late", {"document": document})
+    async with browsing() as browser, tab(browser, expected=("net::ERR_FAILED", CONFLICT)) as opened:
+        page = opened.page
+        await page.route("**/api/graphs/late/versions", lambda route: route.abort())  # the page has not heard of it yet
+        await page.goto(f"{server.url}/#/graphs/late")
+        await card(page, "t").click()
+        await page.get_by_label("Text", exact=True).fill("mine")
+        document["nodes"][0]["data"] = {"text": "theirs"}
+        api(server, "PUT", "/api/graphs/late", {"document": document, "note": "in a hurry"})
+        await page.get_by_role("button", name="Save", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("the newest version is 2")
+        await page.unroute("**/api/graphs/late/versions")
+        await dialog.get_by_role("button", name="Show version 2").click()
+        await expect(page.get_by_role("dialog")).to_contain_text("in a hurry")
+        await page.get_by_role("button", name="Decide later").click()
+        await expect(page.get_by_label("Text", exact=True)).to_have_value("mine")
+        saved = api(server, "GET", "/api/graphs/late")
+        assert (saved["version"], saved["document"]["nodes"][0]["data"]["text"]) == (2, "theirs")
 
 
 @pytest.mark.requirement("K-19")
@@ -266,7 +297,7 @@ async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
         await expect(card(page, "strange")).to_contain_text("? of-another-server")
         assert await exported(page) == ODD
         problems = page.get_by_role("region", name="Problems")
-        await expect(problems).to_contain_text("no executor is registered")
+        await expect(problems).to_contain_text("strange this server has no such node type")
         await card(page, "strange").click()
         await expect(page.get_by_text("The node is kept as it is")).to_be_visible()
 
@@ -276,10 +307,16 @@ async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
         await page.get_by_label("Text", exact=True).fill("hello")
         changed = ODD.replace('"text":"hi"', '"text":"hello"')
         assert await exported(page) == changed
+        await page.keyboard.press("Escape")
+        await page.keyboard.press("Control+z")
+        assert await exported(page) == ODD
+        await page.keyboard.press("Control+Shift+z")
         await save(page)
+        await page.reload()  # what the server has is the text, not only what it means
+        await expect(card(page, "strange")).to_be_visible()
+        assert await exported(page) == changed
         assert api(server, "GET", "/api/graphs/odd")["document"] == json.loads(changed)
 
-        await page.get_by_role("button", name="Odd", exact=True).click()
         await card(page, "out").hover()
         await page.mouse.down()
         await page.mouse.move(600, 600, steps=4)
@@ -289,6 +326,33 @@ async def test_a_file_is_exported_as_it_was_imported(server: Server) -> None:
         await expect(state(page)).to_have_text("version 1")  # a moved node is no change of the graph
         assert list(api(server, "GET", "/api/graphs/odd/layout")["positions"]) == ["out"]
         assert await exported(page) == changed
+
+
+@pytest.mark.requirement("K-19")
+async def test_a_missing_channel_is_shown_and_never_filled_in(server: Server) -> None:
+    bare = ODD.replace('"data":{"channel":"flow"}}', '"data":{"note":1}}')
+    assert bare != ODD
+    async with browsing() as browser, tab(browser, expected=(NOT_FOUND, INVALID)) as opened:
+        page = opened.page
+        await new_graph(page, server, "Bare")
+        await import_text(page, bare)
+        await expect(page.locator(".react-flow__edge.wrong")).to_have_count(1)
+        await expect(page.get_by_role("region", name="Problems")).to_contain_text("e2 every edge says its channel")
+        assert await exported(page) == bare
+        await add(page, "Text")
+        assert '"e2", "source":"each", "target":"out", "data":{"note":1}}' in await exported(page)
+        await page.get_by_role("button", name="Save", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Save", exact=True).click()
+        await expect(dialog.get_by_role("alert")).to_contain_text("channel")
+        await dialog.get_by_role("button", name="Back").click()
+        await card(page, "out").click(position={"x": 60, "y": 15})
+        await page.get_by_role("button", name="Disconnect input from each").click()
+        await page.get_by_label("Connect input from").select_option("each · output")
+        await expect(page.locator(".react-flow__edge.wrong")).to_have_count(0)
+        await save(page)
+        edges = api(server, "GET", "/api/graphs/bare")["document"]["edges"]
+        assert {edge["id"]: edge["data"]["channel"] for edge in edges} == {"e1": "flow", "each-out": "flow"}
 
 
 async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) -> None:
@@ -315,6 +379,53 @@ async def test_unsaved_changes_survive_the_tab_and_the_server(tmp_path: Path) ->
             assert api(server, "GET", "/api/graphs/publish")["version"] == 2
             await other.reload()
             await expect(state(other)).to_have_text("version 2")
+
+
+async def test_a_graph_opened_while_the_server_is_away_is_shown_once_it_is_back(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        async with browsing() as browser, tab(browser, expected=AWAY) as opened:
+            page = opened.page
+            await page.goto(f"{server.url}/#/graphs")
+            await expect(page.get_by_role("row", name="publish")).to_be_visible()
+            server.kill()
+            await page.evaluate("location.hash = '#/graphs/publish'")
+            await expect(page.get_by_role("alert")).to_contain_text("does not answer")
+            server.start()
+            await expect(card(page, "editor")).to_be_visible()
+            await expect(page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_people_who_may_only_look_are_offered_nothing_they_may_not_do(tmp_path: Path) -> None:
+    with serving(tmp_path, f"vera:viewer:{ANN}") as server:
+        async with browsing() as browser, tab(browser, expected=(UNAUTHORIZED,)) as opened:
+            await sign_in(opened.page, server, ANN)
+            await opened.page.goto(f"{server.url}/#/graphs/publish")
+            await expect(opened.page.get_by_text("You may look at graphs")).to_be_visible()
+            for name in ("Save", "Save a copy", "▷ Run"):
+                await expect(opened.page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+
+
+async def test_two_tabs_keep_their_unsaved_changes_apart(server: Server) -> None:
+    api(server, "PUT", "/api/graphs/twice", {"document": {"nodes": [], "edges": []}})
+    address = f"{server.url}/#/graphs/twice"
+    async with browsing() as browser, tab(browser) as opened:
+        first, second = opened.page, await opened.page.context.new_page()
+        await first.goto(address)
+        await add(first, "Text")
+        await first.get_by_label("Text", exact=True).fill("of the first tab")
+        await second.goto(address)
+        await expect(second.get_by_text("Another tab of this browser has unsaved changes")).to_be_visible()
+        await expect(card(second, "text")).to_have_count(0)
+        await add(second, "Constant")
+        await save(second)
+        await expect(first.get_by_text("saved version 2")).to_be_visible()
+        await crash(first)
+        third = await opened.page.context.new_page()
+        await third.goto(address)
+        await expect(third.get_by_text("are back")).to_be_visible()
+        await expect(third.get_by_text("saved version 2")).to_be_visible()
+        await card(third, "text").click()
+        await expect(third.get_by_label("Text", exact=True)).to_have_value("of the first tab")
 
 
 async def crash(page: Page) -> None:

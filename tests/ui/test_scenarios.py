@@ -86,6 +86,8 @@ async def test_from_signing_in_to_the_first_answer(tmp_path: Path) -> None:
             await expect(status(page)).to_have_text("The run is completed")
             await page.get_by_role("tab", name="Input and output").click()
             await expect(page.get_by_label("Output", exact=True)).to_contain_text("1, 2, 3, 4, 5")
+            await page.get_by_role("link", name="Runs", exact=True).click()
+            await expect(page.get_by_text("1 run", exact=True)).to_be_visible()
             stored = await page.evaluate(
                 "JSON.stringify([localStorage, sessionStorage, location.href, document.cookie])"
             )
@@ -116,6 +118,47 @@ async def test_a_halted_run_says_whose_limit_it_was_and_goes_on_after_a_grant(se
         await expect(spent).to_contain_text(three_digits(record["cost_usd"]))
 
 
+async def test_a_run_that_its_server_died_in_goes_on_in_the_open_page(tmp_path: Path) -> None:
+    with serving(tmp_path, options=("--lease", "1")) as server:
+        async with browsing() as browser, tab(browser, expected=REFUSED) as opened:
+            page = opened.page
+            await page.goto(server.url)
+            run_id = await start(page, "assistant", "count to 900")
+            answer = page.get_by_role("treegrid").get_by_role("row").filter(has=page.get_by_text("model", exact=True))
+            await expect(answer).to_contain_text("running")
+            server.kill()
+            await expect(page.get_by_text("Not connected")).to_be_visible()
+            server.start()
+            await expect(page.get_by_text("Not connected")).to_be_hidden()
+            await expect(page.get_by_text("resumed 1 time")).to_be_visible()  # taken over, in a second attempt
+            await expect(page.get_by_label("Attempt").locator("option")).to_have_count(2)
+            await expect(answer).to_contain_text("running")
+            money = page.get_by_role("region", name="Money of this run")
+            await expect(money).to_contain_text("unresolved")  # what the lost call held
+            api(server, f"/api/runs/{run_id}/cancel", {})
+            await expect(status(page)).to_have_text("The run is cancelled")
+            await expect(money).to_contain_text("unresolved")
+            await page.get_by_label("Attempt").select_option("1")
+            await expect(answer).to_contain_text("interrupted")
+
+
+async def test_a_short_run_shows_the_daily_budgets_that_paid_for_it(tmp_path: Path) -> None:
+    with serving(tmp_path, options=("--user-daily", "5", "--daily", "20")) as server:
+        async with browsing() as browser, tab(browser) as opened:
+            page = opened.page
+            await page.goto(server.url)
+            await start(page, "assistant", "count to 1")
+            await expect(status(page)).to_have_text("The run is completed")
+            for name, limit in (("Daily budget of local", "$5.00"), ("Daily budget of everyone", "$20.00")):
+                meter = page.get_by_role("region", name=name)
+                await expect(meter).to_contain_text(f"of {limit}")
+                await expect(meter.locator(".figure")).to_contain_text("$0.0000")  # what the run has spent
+            await page.get_by_role("treegrid").get_by_text("model", exact=True).first.click()
+            payers = page.get_by_role("region", name="Who pays for this call").get_by_role("listitem")
+            await expect(payers.last).to_contain_text("Daily budget of everyone")
+            await opened.check_accessibility()
+
+
 async def test_a_running_run_is_watched_and_cancelled(server: Server) -> None:
     async with browsing() as browser, tab(browser) as opened:
         page = opened.page
@@ -127,6 +170,7 @@ async def test_a_running_run_is_watched_and_cancelled(server: Server) -> None:
         await page.get_by_role("button", name="Cancel the run").click()
         await expect(status(page)).to_have_text("The run is cancelled")
         await expect(page.get_by_role("region", name="Why it stopped")).to_contain_text("enough seen")
+        await expect(page.get_by_text("refused")).to_have_count(0)  # nothing was: a person has stopped it
         assert api(server, f"/api/runs/{run_id}")["status"] == "cancelled"
 
 
@@ -224,6 +268,24 @@ async def test_every_page_meets_wcag_and_fetches_nothing_from_outside(
             await page.keyboard.press("Escape")
             await expect(page.get_by_role("dialog")).to_have_count(0)
         assert outside == []
+
+
+async def test_no_page_scrolls_sideways_in_a_window_of_320_pixels(server: Server) -> None:
+    """Success criterion 1.4.10 of WCAG, which axe cannot check; tables scroll within their panel."""
+    body = {"graph_id": "pipeline", "input": "count to 3"}
+    run = api(server, "/api/runs", body)["id"]
+    halted = api(server, "/api/runs", {**body, "limits": {"max_cost_usd": "0"}})["id"]
+    waiting = api(server, "/api/runs", {**body, "graph_id": "publish"})["id"]
+    async with browsing() as browser, tab(browser) as opened:
+        page = opened.page
+        await record_payloads(page)
+        await page.set_viewport_size({"width": 320, "height": 640})
+        for place in (*PAGES, *(f"runs/{place}" for place in RUN_PAGES), *test_money.PAGES, "chat", "graphs"):
+            await page.goto(f"{server.url}/#/{place.format(run=run, halted=halted, waiting=waiting)}")
+            await expect(page.get_by_role("heading", level=1).first).to_be_visible()
+            await expect(page.get_by_text("Loading…")).to_have_count(0)
+            wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, f"{place} is {wide} pixels wider than the window"
 
 
 async def test_a_filter_that_changes_while_its_page_is_left_does_not_bring_the_page_back(server: Server) -> None:

@@ -332,6 +332,6 @@ async def test_pages_graphs_and_runs_are_found_and_keys_are_listed_by_keyboard(s
         await expect(page.get_by_role("heading", name="Approvals")).to_be_visible()
         await press("g")
         await press("r")
-        await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+        await expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
         await press("/")
         await expect(page.get_by_label("Find a run")).to_be_focused()

@@ -21,13 +21,18 @@ MAX_TEXT = 1_000_000
 
 
 class FormatError(PenstockError):
-    """A text is not in the requested format; the message tells the model how to correct it."""
+    """A text is not in the requested format; `correction` is what to tell the model."""
 
     def __init__(self, expected: str, problems: list[str]) -> None:
         self.expected = expected
         self.problems = problems
-        listed = "\n".join(f"- {problem}" for problem in problems)
-        super().__init__(f"The answer is not {expected}:\n{listed}\nAnswer again, with nothing but {expected}.")
+        super().__init__(f"the answer is not {expected}: {'; '.join(problems)}")
+
+    @property
+    def correction(self) -> str:
+        """The message that asks the model for a correct answer."""
+        listed = "\n".join(f"- {problem}" for problem in self.problems)
+        return f"The answer is not {self.expected}:\n{listed}\nAnswer again, with nothing but {self.expected}."
 
 
 @runtime_checkable

@@ -84,7 +84,7 @@ class ReActLoop:
                     remember(data, [response.message])
                     return AgentLoopResult(LoopAction.TERMINATE, error=error)
                 tries_left -= 1
-                remember(data, [response.message, Message.user(str(error))])
+                remember(data, [response.message, Message.user(error.correction)])
             else:
                 remember(data, [response.message])
                 return AgentLoopResult(LoopAction.TERMINATE, result=result, finish_reason=response.incomplete_reason)

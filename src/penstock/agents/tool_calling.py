@@ -130,7 +130,7 @@ class ToolCallingLoop:
                 if response.is_truncated:
                     raise truncated_in(self.model, data, request, response, "its format") from error
                 if tries_left:
-                    remember(data, (response.message, Message.user(str(error))))
+                    remember(data, (response.message, Message.user(error.correction)))
                     return None
                 value, failed = None, error
         remember(data, (response.message,))

@@ -274,7 +274,7 @@ class ChatService:
         )
         turn = replace(turn, client_request=client_request)
         must_be_text("title", title, MAX_TITLE, "say it in fewer characters")
-        title = title or as_content(" ".join(last.content.split())[:TITLE_CHARACTERS])
+        title = title or as_content(_shortened(" ".join(last.content.split())))
         id = chat_id or (f"c-{turn.digest}" if turn.is_named else None)
         chat = self._new_chat(owner, graph_id, title, id, made_by)
         there = None if id is None else await self._chats.get(id)
@@ -600,6 +600,10 @@ def _checked_message(content: str, attached: Sequence[Attachment]) -> NewMessage
 
 def _add_answer(tree: MessageTree, turn: TurnRequest) -> None:
     tree.append(turn.answer_id, "assistant", "", at_ms=turn.at_ms, data=writing(turn.run_id))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= TITLE_CHARACTERS else f"{text[: TITLE_CHARACTERS - 1].rstrip()}…"
 
 
 def _must_be_with(chat: ChatRecord, wanted: ChatRecord) -> None:

@@ -30,10 +30,28 @@ MAX_PAGE = 10_000
 """Maximum number of accounts in one page, whatever `limit` is."""
 
 
+class UnhintedCalls:
+    """Model calls without a hint, of all runs that pay from the root of one ledger.
+
+    A run that has a ledger of its own knows all of them itself.
+    """
+
+    __slots__ = ("first", "is_unknown", "most_cost", "most_tokens")
+
+    def __init__(self) -> None:
+        self.first: Taken | None = None
+        """The one that runs alone, until it ends."""
+        self.is_unknown = True
+        """Whether none has ended yet: under a ceiling of money, they run one at a time until then."""
+        self.most_cost = 0
+        """The most that one has cost."""
+        self.most_tokens = 0
+
+
 class Ledger:
     """A tree of accounts that threads may use at the same time."""
 
-    __slots__ = ("clock", "lock", "room", "root")
+    __slots__ = ("clock", "lock", "room", "root", "unhinted")
 
     def __init__(self, name: str = "main", limits: Ceilings = NO_LIMITS, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.clock = clock
@@ -42,6 +60,8 @@ class Ledger:
         self.room = WaitingRoom()
         """The calls that wait for what others hold. Tell it, with `changed`, when something came free."""
         self.root = Account(name, as_limits(limits), None, clock.monotonic_ns())
+        self.unhinted: UnhintedCalls | None = None
+        """Set by the first run that opens its budget under the root."""
 
     def open(self, name: str, limits: Ceilings = NO_LIMITS, parent: Account | None = None) -> Account:
         """A new account under `parent` (the root, if none is given)."""
@@ -276,6 +296,9 @@ class LedgerStore(Protocol):
     def balance(self, account: str) -> Balance:
         """The figures of the account; KeyError if there is none of that name."""
 
+    def balances(self, names: Sequence[str]) -> Mapping[str, Balance]:
+        """The figures of these accounts, all from one instant; those that do not exist are left out."""
+
     def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys that begin with `prefix` and whose bill is unknown, with what each still holds."""
 
@@ -488,6 +511,10 @@ class MemoryLedgerStore:
     def balance(self, account: str) -> Balance:
         with self._lock:
             return accounts.balance(self._account(account))
+
+    def balances(self, names: Sequence[str]) -> Mapping[str, Balance]:
+        with self._lock:
+            return {name: accounts.balance(self._accounts[name]) for name in names if name in self._accounts}
 
     def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         return self._in_state("unresolved", prefix)

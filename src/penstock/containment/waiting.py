@@ -9,7 +9,7 @@ in one act, and says whom to wake. The rules:
   elsewhere; but only `MAX_PASSED` times. After that, the account drains for the one that waits.
 - A call that is part of another one that holds something may always pass: the hold of that one ends after it.
 - A hold can come free only while work under it is running. If all that stands in the way are holds whose calls wait
-  themselves, nothing would ever come free: the newest call that waits is refused (`stuck`).
+  themselves, nothing would ever come free: the newest call that waits under one of them is refused (`stuck`).
 
 Pure: the caller holds the lock of the accounts, or its transaction, and passes the time. The stores read their queue
 into a room, let it decide, and write the outcome back.
@@ -104,6 +104,10 @@ class Waiter:
         `seen` is for what one call finds out and the next ones need too: it is passed to all of them, and then dropped.
         """
         return self.above
+
+    def refusal(self, now_ns: int) -> Stop:
+        """Return what keeps it waiting."""
+        return accounts.refusal(self.account, self.cost, self.tokens, self.api_calls, now_ns, self.retry_drawn)
 
     def shrinks(self) -> bool:
         """Do with less, if it can, when it no longer fits beside what is spent; return whether it does."""
@@ -255,15 +259,14 @@ class WaitingRoom:
     def _decide(self, decided: list[Waiter], now_ns: int) -> None:
         self._admit_into(decided, now_ns)
         while self.queues and self._nested and (newest := self._newest_if_stuck(self._blocked())) is not None:
-            stop = accounts.refusal(newest.account, newest.cost, newest.tokens, newest.api_calls, now_ns)
-            newest.stop = refused_as_stuck(stop)
+            newest.stop = refused_as_stuck(newest.refusal(now_ns))
             decided.append(newest)
             self.leave(newest)
         for waiter in decided:
             waiter.wake()
 
     def stuck(self, blocked: Collection[Taken]) -> Waiter | None:
-        """Remove and return the newest call that waits if nothing that would let one go can come free.
+        """Remove and return the newest call under one of `blocked` if nothing that would let any call go can come free.
 
         `blocked` are the holds of calls that cannot end, because all that runs under them waits.
         """
@@ -273,9 +276,28 @@ class WaitingRoom:
         return newest
 
     def _newest_if_stuck(self, blocked: Collection[Taken]) -> Waiter | None:
-        if not blocked or any(_can_go(waiter, blocked) for waiter in self):
+        if not blocked or self._moves_without(blocked):
             return None
-        return max(self, key=attrgetter("number"))
+        under = (waiter for waiter in self._nested if any(held in blocked for held in waiter.above))
+        return max(under, key=attrgetter("number"), default=None)
+
+    def _moves_without(self, blocked: Collection[Taken]) -> bool:
+        """Whether any call could be admitted or refused once all holds but these have come free.
+
+        Room alone is not enough: a call also has to pass those that came before it and still wait.
+        """
+        ahead: list[tuple[Waiter, list[Account]]] = []
+        for waiter in self._considered():
+            first = waiter.waits_for()
+            if first is not None:
+                if first not in blocked:
+                    return True
+                continue
+            short_of = _short_of_room(waiter, blocked)
+            if not _fits_alone(waiter) or (not short_of and _may_pass(waiter, ahead) is not None):
+                return True
+            ahead.append((waiter, short_of))
+        return False
 
     def _blocked(self) -> Collection[Taken]:
         seen: dict[object, Any] = {}
@@ -305,20 +327,26 @@ def _fits_alone(waiter: Waiter) -> bool:
 
 def _passes(later: Waiter, ahead: Iterable[tuple[Waiter, list[Account]]]) -> bool:
     """Whether the later call may go before all of these; if so, counts that it passed them."""
+    passed = _may_pass(later, ahead)
+    for waiter in passed or ():
+        waiter.passed += 1
+    return passed is not None
+
+
+def _may_pass(later: Waiter, ahead: Iterable[tuple[Waiter, list[Account]]]) -> list[Waiter] | None:
+    """Return those that wait for room where the later call takes some, if it may go before all of them; else None."""
+    passed: list[Waiter] = []
     if later.above:
-        return True
-    passed = []
+        return passed
     own = accounts.levels_of(later.account)
     for waiter, blocked in ahead:
         shared = [level for level in blocked if level in own]
         if not shared:
             continue
         if waiter.passed >= MAX_PASSED or not all(_both_fit(level, later, waiter) for level in shared):
-            return False
+            return None
         passed.append(waiter)
-    for waiter in passed:
-        waiter.passed += 1
-    return True
+    return passed
 
 
 def _both_fit(level: Account, later: Waiter, waiter: Waiter) -> bool:
@@ -328,11 +356,9 @@ def _both_fit(level: Account, later: Waiter, waiter: Waiter) -> bool:
     return cost <= level.max_cost and tokens <= level.max_tokens
 
 
-def _can_go(waiter: Waiter, blocked: Collection[Taken]) -> bool:
-    """Whether there would be room for it if all holds but these came free."""
-    first = waiter.waits_for()
-    if first is not None:
-        return first not in blocked
+def _short_of_room(waiter: Waiter, blocked: Collection[Taken]) -> list[Account]:
+    """Return the levels that would have no room for it if all holds but these came free."""
+    short_of = []
     for level in accounts.without_room(waiter.account, waiter.cost, waiter.tokens):
         cost = level.committed - level.held + (waiter.cost or 1)
         tokens = level.tokens_committed - level.tokens_held + (waiter.tokens or 1)
@@ -341,5 +367,5 @@ def _can_go(waiter: Waiter, blocked: Collection[Taken]) -> bool:
                 cost += held._held_cost
                 tokens += held._held_tokens
         if cost > level.max_cost or tokens > level.max_tokens:
-            return False
-    return True
+            short_of.append(level)
+    return short_of

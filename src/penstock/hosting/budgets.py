@@ -301,10 +301,6 @@ class DayBudgetWatch:
 
 
 async def _balances(context: HostContext, names: Sequence[str]) -> list[Balance | None]:
-    found: list[Balance | None] = []
-    for name in names:
-        try:
-            found.append(await retry_unavailable(partial(context.ledger.balance, name), INTERACTIVE_ATTEMPTS))
-        except KeyError:  # no such account: no limit applies
-            found.append(None)
-    return found
+    """Return the figures of these accounts; None for one that does not exist: no limit applies."""
+    found = await retry_unavailable(partial(context.ledger.balances, names), INTERACTIVE_ATTEMPTS)
+    return [found.get(name) for name in names]

@@ -14,7 +14,7 @@ from penstock.errors import LedgerError, LedgerUnavailable, UnderAnother
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.limits import Ceilings, RunLimits, ceilings_of
 from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, Fenced, RunRecord, retry_unavailable
-from penstock.money import Usd, to_usd
+from penstock.money import to_usd
 from penstock.nodes.agent import AgentNode
 from penstock.nodes.llm_completion import LlmCompletion
 from penstock.runtime.durable import failpoints
@@ -243,35 +243,34 @@ async def _open_day_accounts(context: HostContext, run: RunRecord) -> Sequence[s
     """Open the daily accounts of all owners and of the run's owner; return their names, the widest first.
 
     Without a budget, now or earlier, there is no account: all runs would contend for an account they share.
+
+    An existing account stays, and the ledger knows its ceiling, whichever host sets it. A missing account is looked up
+    for every run, those of both levels at once: another host may open it at any time, and from then on it applies to
+    this host too. The same holds for its parent, so an account is remembered together with its parent.
     """
+    names = day_accounts(run, context.settings.zone)
     budgets = context.settings.daily_usd, context.settings.owner_daily_usd
     found: list[str] = []
-    for name, most in zip(day_accounts(run, context.settings.zone), budgets, strict=True):
-        if await _is_day_open(context, name, most, found[-1] if found else None):
-            found.append(name)
+    existing: Collection[str] | None = None
+    for name, most in zip(names, budgets, strict=True):
+        parent = found[-1] if found else None
+        place = name if parent is None else f"{parent}/{name}"
+        if place not in context.accounts:
+            limits = NO_LIMITS if most is None else Budget(max_cost_dollars=most).limits()
+            if limits == NO_LIMITS and existing is None:
+                existing = await context.ledger.balances(names)
+            if not await _open_day(context.ledger, name, limits, parent, existing or ()):
+                continue
+            if len(context.accounts) >= MAX_ACCOUNTS:
+                context.accounts.clear()
+            context.accounts[place] = True
+        found.append(name)
     return found
 
 
-async def _is_day_open(context: HostContext, name: str, most: Usd | None, parent: str | None) -> bool:
-    """Open a daily account below `parent`, once; return whether it exists.
-
-    An existing account stays, and the ledger knows its ceiling, whichever host sets it. A missing account is looked up
-    for every run: another host may open it at any time, and from then on it applies to this host too. The same holds
-    for its parent, so the account is remembered together with its parent.
-    """
-    place = name if parent is None else f"{parent}/{name}"
-    if place in context.accounts:
-        return True
-    limits = NO_LIMITS if most is None else Budget(max_cost_dollars=most).limits()
-    if not await _open_day(context.ledger, name, limits, parent):
-        return False
-    if len(context.accounts) >= MAX_ACCOUNTS:
-        context.accounts.clear()
-    context.accounts[place] = True
-    return True
-
-
-async def _open_day(ledger: AsyncLedger, name: str, limits: Limits, parent: str | None) -> bool:
+async def _open_day(
+    ledger: AsyncLedger, name: str, limits: Limits, parent: str | None, existing: Collection[str]
+) -> bool:
     """Open a daily account; without limits, keep an existing one as it is. Return whether the account exists.
 
     A host without a budget does not remove an existing one: it may be set on another host only.
@@ -279,9 +278,7 @@ async def _open_day(ledger: AsyncLedger, name: str, limits: Limits, parent: str 
     if limits != NO_LIMITS:
         await _open(ledger, name, limits, parent)
         return True
-    try:
-        await ledger.balance(name)
-    except KeyError:
+    if name not in existing:
         return False
     if parent is not None:
         await ledger.put_under(name, parent)

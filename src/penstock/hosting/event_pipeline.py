@@ -83,6 +83,11 @@ class _NotStorable(Exception):
         super().__init__(str(error))
 
 
+async def _refuse(run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
+    """Store nothing, for a writer that is closed."""
+    raise Fenced(run_id, epoch)
+
+
 class EventWriter:
     """Writes the events of one run under one claim."""
 
@@ -308,7 +313,9 @@ class EventWriter:
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait((self._writer,))
-        self._on_fenced = None
+        # These lead back to the run that has this writer: without them its memory is freed at once, and not only when
+        # the garbage collector comes by, which is rare in a server.
+        self._store, self._on_fenced, self._has_more = _refuse, None, None
         self._notifier.notify(self.run_id)
 
     def fence(self) -> None:

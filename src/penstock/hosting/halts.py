@@ -79,8 +79,10 @@ def advice(run: RunRecord) -> list[Advice]:
     steps = _unresolved_steps(run)
     if halt.get("momentary"):
         steps.append(Advice("wait", "calls under way hold what it needs: resume it when they have ended"))
-    elif _is_freed(run, halt):
+    elif whose == "run" and _is_freed(run, halt):
         steps.append(Advice("resume", "resume it: the bills that held what it needs are resolved"))
+    elif whose != "run" and not steps:
+        steps += _unresolved_of_day(halt)
     if whose == "run":
         return [*steps, _grant(wanted, run, halt)]
     raising = "raise the daily budget of the server, then resume it; or fork it on another day"
@@ -94,6 +96,15 @@ def _unresolved_steps(run: RunRecord) -> list[Advice]:
     held = f"resolve its unresolved bills, which hold {format_usd(run.unresolved_nanos)}, then resume it"
     less = "set max_output_tokens on its models: a call without it may hold the whole budget, and keep it when it fails"
     return [Advice("resolve_bills", held, to_usd(run.unresolved_nanos)), Advice("limit_output", less)]
+
+
+def _unresolved_of_day(halt: Mapping[str, Any]) -> list[Advice]:
+    """Return how to free what bills of other runs held of a daily budget at the halt; empty if they held nothing."""
+    held_nanos = to_nanos(halt.get("held") or 0) if halt.get("unit") == "usd" else 0
+    if not held_nanos:
+        return []
+    message = f"resolve the unresolved bills of other runs, which hold {format_usd(held_nanos)} of it, then resume it"
+    return [Advice("resolve_bills", message, to_usd(held_nanos))]
 
 
 def _is_freed(run: RunRecord, halt: Mapping[str, Any]) -> bool:

@@ -308,8 +308,8 @@ class HostedRun:
                     return
                 self._spending.take_events(page)
                 seq = page[-1].seq
-        except StoreCorrupt:
-            logger.exception("what run %s used under earlier claims is not known by node", self.run.id)
+        except StoreCorrupt as error:
+            logger.error("what run %s used under earlier claims is not known by node: %s", self.run.id, error)
 
     async def _outcome(self) -> Outcome:
         """Execute the run and decide its outcome."""
@@ -608,7 +608,7 @@ class HostedRun:
         if is_over and (self.token.cancellation is not None or run.epoch > 1):
             await stores.cancels.drop(run.id)
         left = await stores.runs.update(run.id, run.epoch, status=outcome.status, **outcome.changes)
-        await stores.spending.record(left, self._spending.shares())
+        await stores.spending.record(left, self._spending.shares(), is_first=run.epoch == 1)
         if failpoints.hook is not None:
             failpoints.hook("end.before_commit")
         return left

@@ -401,8 +401,17 @@ class RunStore(Protocol):
         With `order="cost"` the most expensive ones come first, and of equal ones the newest.
         """
 
-    async def count(self, *, owner: str | None = None, statuses: Collection[RunStatus] = ()) -> int:
-        """Return the number of matching runs."""
+    async def count(
+        self,
+        *,
+        owner: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        graph_id: str | None = None,
+        chat_id: str | None = None,
+        matching: RunFilter = NO_FILTER,
+        at_most: int | None = None,
+    ) -> int:
+        """Return the number of matching runs; the store stops counting at `at_most`, if given."""
 
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         """Claim the oldest run that is queued or whose lease has expired; only the run `run_id`, if given.
@@ -496,9 +505,16 @@ class GraphStore(Protocol):
         expected_version: int | None = None,
         saved_by: str = "",
         note: str = "",
+        source: str = "",
     ) -> GraphRecord:
         """Store a version; the same name and document as the newest add no new one. Conflict if the newest is not
-        `expected_version` (0: the graph must not exist), or the graph belongs to another owner."""
+        `expected_version` (0: the graph must not exist), or the graph belongs to another owner.
+
+        `source` is the JSON text that the document was read from, if its spacing and spelling are to be kept.
+        """
+
+    async def source(self, graph_id: str, version: int | None = None) -> str:
+        """Return the text that a version, or the newest, was saved with; empty if there was none."""
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
         """Return that version, or the newest if `version` is None."""
@@ -596,8 +612,10 @@ class SpendingStore(Protocol):
     A run counts on the day on which it was submitted, as in the daily budgets.
     """
 
-    async def record(self, run: RunRecord, shares: Sequence[CostShare]) -> None:
+    async def record(self, run: RunRecord, shares: Sequence[CostShare], *, is_first: bool = False) -> None:
         """Replace the shares of a run, in the transaction that stores its usage.
+
+        `is_first` says that only this call, whose outcome was unknown, can have recorded shares of the run before.
 
         What is missing to the usage of the run is stored as a share without node and model. Shares that exceed it, or
         are more than `MAX_SHARES`, are replaced by one such share.

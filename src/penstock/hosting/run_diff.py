@@ -22,7 +22,7 @@ Difference = tuple[str, Any, Any]
 def node_ends(events: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Return how each node ended, by node id, from the types and data of a run's events."""
     return {
-        data["node_id"]: {"became": type.removeprefix("node.")}
+        data["node_id"]: {"status": type.removeprefix("node.")}
         | {name: value for name, value in data.items() if name not in HIDDEN}
         for type, data in events
         if type in NODE_ENDS

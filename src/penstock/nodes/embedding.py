@@ -106,7 +106,7 @@ def texts_in(given: object) -> list[TextOrTokens]:
     """Return the texts of an input: one text, a list of them, or tokens in place of each."""
     texts: list[Any] = [given] if isinstance(given, str) or _is_tokens(given) else list(_listed(given))
     if not texts or len(texts) > MAX_TEXTS or not all(_is_text(text) for text in texts):
-        raise InvalidValue("input", f"{type(given).__name__} of {len(texts)}", f"{EXPECTED}, none of them empty")
+        raise InvalidValue("input", given, f"{EXPECTED}, none of them empty")
     return texts
 
 
@@ -121,7 +121,7 @@ def _given(given: Any) -> tuple[Any, int | None]:
 
 def _listed(given: object) -> Sequence[object]:
     if not isinstance(given, list | tuple):
-        raise InvalidValue("input", type(given).__name__, EXPECTED)
+        raise InvalidValue("input", given, EXPECTED)
     return given
 
 

@@ -48,6 +48,8 @@ def admit(
     cancelled = token.cancellation
     if parent_call is not None:
         if parent_call.context._run is not run:
+            if parent_call.context._run.ledger is run.ledger:
+                call._outer_call = parent_call
             parent_call = None
         else:
             if parent_call.record.depth > base.depth:
@@ -81,7 +83,7 @@ def admit(
         refused: Stop | None
         if cancelled is not None and cancelled.stop.reason is StopReason.ABORTED:
             refused = cancelled.stop
-        elif run.queues or (hold_nanos is None and worst.is_unknown):
+        elif run.queues or (hold_nanos is None and kind == "llm" and (worst.is_unknown or run.ledger.unhinted)):
             refused = take_or_wait(call, spec, args, attempt, now_ns, waits, reclamp)
         else:
             cost = worst.cost if hold_nanos is None else hold_nanos
@@ -240,12 +242,12 @@ def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str
         elif call.state == "unresolved":
             accounts.release(call)
         if run.first_call is call:
-            run.first_call = None  # it never ran: the next one is the first
-        if run.queues:
-            run.room.changed(now_ns)
+            run.end_first_call(has_run=False)
         mark_stopped(record, stop)
         run.graph.end(record, now_ns, "halt", stop_reason=str(stop))
         record.owner = None
+        if run.queues:
+            run.room.changed(now_ns)
         failure = None
         if stop.reason is StopReason.RETRY_BUDGET_EXCEEDED:
             failure, run.last_failure = run.last_failure, None

@@ -67,6 +67,7 @@ class Call(Taken):
     """One call and its outcome. The call object itself is its hold (`Taken`)."""
 
     __slots__ = (
+        "_outer_call",
         "began",
         "billed_below",
         "context",
@@ -93,6 +94,8 @@ class Call(Taken):
     token: CancellationToken
     parent_call: Call | None
     """The call of the same run that made this one."""
+    _outer_call: Call
+    """The call that made this one, if it is of another run with the same ledger; otherwise not set."""
     billed_below: list[Any] | None
     """Values whose usage a child call has paid for: returning one costs nothing more."""
     failed_below: BaseException | None

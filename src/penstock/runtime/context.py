@@ -20,7 +20,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock, utc_from_ns
 from penstock.containment import accounts
 from penstock.containment.accounts import Account
 from penstock.containment.breaker import CircuitBreaker
-from penstock.containment.ledger import Ledger
+from penstock.containment.ledger import Ledger, UnhintedCalls
 from penstock.containment.limits import (
     NO_LIMITS,
     UNLIMITED,
@@ -215,6 +215,8 @@ class ExecutionContext(Calls):
         else:
             own = Ledger(name, limits, clock=clock) if ledger is None else ledger
         account = own.root if ledger is None else own.open(name, limits)
+        if ledger is not None and ledger.unhinted is None:
+            ledger.unhinted = UnhintedCalls()
         self._place(None, name, data, session, input, dict(upstream) if upstream else NO_RESULTS, trace)
         self._run = run = Run(
             own,
@@ -829,6 +831,8 @@ def _end_child(child: ExecutionContext, reason: TerminationReason | None) -> Non
         mark_stopped(record, stop)
         run.graph.end(record, now_ns, _STATUS_OF[reason], stop_reason=str(stop) if stop else None)
         _tell_parent(child, reason, now_ns)
+        if below and run.queues:
+            run.room.changed(now_ns)
     _stop_leftovers(child, below)
 
 
@@ -852,6 +856,8 @@ def _end_run(context: ExecutionContext, error: BaseException | None) -> None:
         )
         where = run.where(context._source, None, now_ns)
         run.graph.close(RunCompleted(termination_reason=reason, error=error_class, **where))
+        if below and run.queues:
+            run.room.changed(now_ns)
         context._final, context._ended_as = cancelled, reason
     _stop_leftovers(context, below)
 

@@ -198,7 +198,7 @@ class _OwnRoom(Waiter):
 
     def __init__(self, call: Call, notify: Callable[[], None]) -> None:
         amounts = call._held_cost, call._held_tokens, call._held_api_calls
-        run, above = call.context._run, holds_above(call.parent_call)
+        run, above = call.context._run, holds_above(call)
         super().__init__(call, call.context._account, *amounts, call.attempt > 1, run=run, above=above)
         self.is_decided = False
         self.notify = notify

@@ -358,13 +358,33 @@ class Run:
             worst.api_calls, worst.model, max(worst.cost, cost), max(worst.tokens, tokens), worst.is_unknown
         )
         self.worst_case = {**self.worst_case, kind: more}
+        shared = self.ledger.unhinted
+        if shared is not None and kind == "llm":
+            shared.most_cost, shared.most_tokens = max(shared.most_cost, cost), max(shared.most_tokens, tokens)
 
-    def end_first_call(self) -> None:
-        """The model call that ran alone has ended: others hold what it has cost. The caller holds the lock."""
-        worst = self.worst_case["llm"]
-        known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens)
-        self.worst_case = {**self.worst_case, "llm": known}
-        self.first_call = None
+    def begin_first_call(self, call: Taken) -> None:
+        """Let a model call of unknown worst case run alone, if none does. The caller holds the lock."""
+        shared = self.ledger.unhinted
+        begins_shared = shared is not None and shared.is_unknown and shared.first is None
+        if self.first_call is None and (begins_shared or self.worst_case["llm"].is_unknown):
+            self.first_call = call
+            if shared is not None and begins_shared:
+                shared.first = call
+
+    def end_first_call(self, has_run: bool = True) -> None:
+        """The call that ran alone has ended: others hold what it has cost. The caller holds the lock.
+
+        If it never ran, the next one runs alone.
+        """
+        shared = self.ledger.unhinted
+        if shared is not None and shared.first is self.first_call:
+            shared.is_unknown = shared.is_unknown and not has_run
+            shared.first = None
+        if has_run:
+            worst = self.worst_case["llm"]
+            known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens)
+            self.worst_case = {**self.worst_case, "llm": known}
+        self.first_call = None  # last: if a signal handler raises before, all of this is done again
 
     def keep_result(self, record: CallRecord, value: Any) -> None:
         """Keep the first result of the run. The caller holds the lock."""

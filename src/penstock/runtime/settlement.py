@@ -109,8 +109,6 @@ def succeed(call: Call, value: Any) -> None:
         used = cost or tokens_in or tokens_out
         if used and (tokens_in + tokens_out > call._held_tokens or (cost > call._held_cost and not call.hinted)):
             run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
-        if run.queues or run.first_call is call:
-            _let_others_go(call, now_ns)
         if finish_reason is not None and record.end_seq == OPEN:
             mark_not_whole(record, finish_reason)
         if stop is None:
@@ -130,6 +128,8 @@ def succeed(call: Call, value: Any) -> None:
         if not ended:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
+        if run.queues or run.first_call is call:  # after the end: what only this call kept running may be stuck now
+            _let_others_go(call, now_ns)
         lock.release()
     except BaseException:
         if lock._is_owned():  # type: ignore[attr-defined]
@@ -174,9 +174,11 @@ def _finish_settlement(
 ) -> None:
     """Finish what a signal handler has interrupted between the settlement and the end. The caller holds the lock."""
     run, record = call.context._run, call.record
-    if call.state == "held":
+    if call.state in OPEN_HOLDS:
         accounts.settle(call, cost, tokens_in, tokens_out, status == "success")
     run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, stop_reason)
+    if record.abandoned:
+        run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
     record.owner = None
     _let_others_go(call, now_ns)
 
@@ -208,6 +210,7 @@ def end_interrupted(call: Call, error: BaseException) -> None:
             else:
                 _leave_unresolved(run, call, str(stop), now_ns)
         elif record is None or record.end_seq != OPEN:
+            _let_others_go(call, now_ns)
             return
         if record is not None:
             call.decision, call.stop = Decision.HALT, stop
@@ -406,29 +409,23 @@ def settle_and_end(
     run, record = call.context._run, call.record
     cost, tokens_in, tokens_out, known = bill or (0, 0, 0, True)
     now_ns = run.now()
-    with run.lock:
+    unknown = not known or (bill is None and not free and call.is_unpriced and error is not call.failed_below)
+    lock, is_open = run.lock, False
+    had_ended: bool | None = None
+    try:  # in place of `with`: see `locking`
+        lock.acquire()
         is_open = call._state in OPEN_HOLDS
-        if not is_open:
-            pass
-        elif bill is not None:
-            accounts.settle(call, cost, tokens_in, tokens_out, False)
-        elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
-            accounts.release(call)
-        elif call.state == "held":
-            _leave_unresolved(run, call, message if status == "halt" else _error_line(error, message), now_ns)
-        if run.queues or run.first_call is call:
-            _let_others_go(call, now_ns)
-        unknown = not known or (bill is None and not free and call.is_unpriced and error is not call.failed_below)
-        if unknown is not call.unknown:
-            _note_unknown(call, unknown)
-        failed = type(error).__name__
-        mark_stopped(record, stop)
-        ended = run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, message, failed)
-        if ended and call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
-            run.keep_incomplete(record, call.stream())
-        if not ended and cost:
-            run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
-        record.owner = None
+        had_ended = record.end_seq != OPEN
+        _end_unsuccessful(call, status, bill, free, message, error, stop, now_ns, unknown, had_ended)
+        lock.release()
+    except BaseException:
+        try:
+            if lock._is_owned() and had_ended is not None:  # type: ignore[attr-defined]
+                _end_unsuccessful(call, status, bill, free, message, error, stop, now_ns, unknown, had_ended)
+        finally:
+            unlock(lock)
+        raise
+    ended = not had_ended
     if call.unknown and record.model is not None:
         _report_unpriced(call)
     if call.parent_call is not None:
@@ -439,6 +436,45 @@ def settle_and_end(
         elif not ended and is_open:
             note_late_bill(run.shared, call, cost, tokens_in, tokens_out)
     return ended
+
+
+def _end_unsuccessful(
+    call: Call,
+    status: Status,
+    bill: tuple[int, int, int, bool] | None,
+    free: bool,
+    message: str,
+    error: BaseException,
+    stop: Stop | None,
+    now_ns: int,
+    unknown: bool,
+    had_ended: bool,
+) -> None:
+    """Settle and end a call that did not succeed; again, finish what was interrupted. The caller holds the lock."""
+    run, record = call.context._run, call.record
+    cost, tokens_in, tokens_out, _ = bill or (0, 0, 0, True)
+    if call._state not in OPEN_HOLDS:
+        pass
+    elif bill is not None:
+        accounts.settle(call, cost, tokens_in, tokens_out, False)
+    elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
+        accounts.release(call)
+    elif call.state == "held":
+        _leave_unresolved(run, call, message if status == "halt" else _error_line(error, message), now_ns)
+    if unknown is not call.unknown:
+        _note_unknown(call, unknown)
+    mark_stopped(record, stop)
+    if had_ended:
+        if cost:
+            run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
+    elif record.end_seq == OPEN:
+        failed = type(error).__name__
+        run.graph.end(record, now_ns, status, cost, tokens_in or None, tokens_out or None, message, failed)
+        if call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
+            run.keep_incomplete(record, call.stream())
+    record.owner = None
+    if run.queues or run.first_call is call:
+        _let_others_go(call, now_ns)
 
 
 def _report_unpriced(call: Call) -> None:
@@ -469,10 +505,15 @@ def _note_unknown(call: Call, unknown: bool) -> None:
     Call it before the record ends, with the lock held.
     """
     run = call.context._run
-    run.unknown_costs += 1 if unknown else -1
-    call.unknown = unknown
+    unknown_costs = run.unknown_costs + (1 if unknown else -1)
     if unknown and call.record.end_seq == OPEN:
         mark_cost_unknown(call.record)
+    try:
+        run.unknown_costs = unknown_costs
+        call.unknown = unknown
+    except BaseException:  # from a signal handler: it is counted once
+        run.unknown_costs, call.unknown = unknown_costs, unknown
+        raise
     if run.shared is not None:
         note_unknown(run.shared, call)
 
@@ -511,6 +552,8 @@ def abandon(call: Call, stop: Stop) -> bool:
         below = [one for one in run.graph.open_calls() if one is record or one.is_under(record)]
         for one in below:
             leave_running(run, one, now_ns, str(stop), stop)
+        if run.queues:
+            run.room.changed(now_ns)
     if run.shared is not None:
         run.shared.flush_soon()
     if run.breaker is not None:

@@ -7,7 +7,8 @@ ones under the same lock and wakes them. A cancel, a time limit and `max_wait_s`
 
 **Calls of unknown cost.** Without a hint, a model call holds the most that one of the run has cost so far. Before the
 first one has ended that is nothing, so under a money limit these calls run one at a time until then. What the running
-one calls itself is exempt.
+one calls itself is exempt. Runs that share the ceiling of a ledger share this too: their calls hold the most that one
+of any run has cost, and run one at a time until the first of all has ended. A store knows nothing of it.
 
 **Steps.** A step that takes nothing starts whether or not calls wait. A step whose call waits keeps its slot of the
 graph's concurrency limit and the node that it uses exclusively: it has started, and `max_parallel=1` promises that no
@@ -22,7 +23,7 @@ import asyncio
 import contextlib
 import time
 from asyncio import current_task
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -83,26 +84,39 @@ class CallWaiter(Waiter):
 
     def estimate(self) -> None:
         """Set the amounts of a call without a hint: the most that one like it has used so far."""
-        spec, worst = self.spec, self.call.context._run.worst_case[self.spec.kind]
+        run, spec = self.call.context._run, self.spec
         if self.reclamp is None or not self.number:  # what was clamped while it waited stays so
-            self.cost = worst.cost if spec.hold_nanos is None else spec.hold_nanos
-            self.tokens = worst.tokens if spec.hold_tokens is None else spec.hold_tokens
+            worst, shared = run.worst_case[spec.kind], run.ledger.unhinted
+            cost, tokens = worst.cost, worst.tokens
+            if shared is not None and spec.kind == "llm" and accounts.has_cost_limit(run.ledger.root):
+                cost, tokens = max(cost, shared.most_cost), max(tokens, shared.most_tokens)
+            self.cost = cost if spec.hold_nanos is None else spec.hold_nanos
+            self.tokens = tokens if spec.hold_tokens is None else spec.hold_tokens
 
     def waits_for(self) -> Taken | None:
         self.estimate()
-        run = self.call.context._run
-        first = run.first_call
-        if first is None or self.spec.hold_nanos is not None or not run.worst_case[self.spec.kind].is_unknown:
+        run, spec = self.call.context._run, self.spec
+        if spec.hold_nanos is not None or spec.kind != "llm":
             return None
-        return None if self._is_under(first) or not accounts.has_cost_limit(self.account) else first
+        shared, root = run.ledger.unhinted, run.ledger.root
+        first = run.first_call if run.worst_case["llm"].is_unknown else None
+        if first is None and shared is not None and accounts.has_cost_limit(root):
+            first = shared.first
+        if first is None or not accounts.has_cost_limit(self.account):
+            return None
+        return None if self._is_under(first) else first
 
     def was_taken(self) -> bool:
         return self.call.state == "held"
 
     def entered(self) -> None:
-        run = self.call.context._run
-        if self.spec.hold_nanos is None and run.worst_case[self.spec.kind].is_unknown and run.first_call is None:
-            run.first_call = self.call
+        if self.spec.hold_nanos is None and self.spec.kind == "llm":
+            self.call.context._run.begin_first_call(self.call)
+
+    def refusal(self, now_ns: int) -> Stop:
+        if self.waits_for() is None:
+            return super().refusal(now_ns)
+        return _momentary(self.account, ONE_AT_A_TIME)
 
     def shrinks(self) -> bool:
         if self.reclamp is None:
@@ -115,11 +129,8 @@ class CallWaiter(Waiter):
         return is_less
 
     def blocked(self, seen: dict[object, Any]) -> Collection[Taken]:
-        run = self.call.context._run
-        above_running = seen.get(run)
-        if above_running is None:  # the same for all calls of the run that wait
-            above_running = seen[run] = _above_running(run)
-        return [held for held in self.above if isinstance(held, Call) and held.record not in above_running]
+        calls = (held for held in self.above if isinstance(held, Call))
+        return [call for call in calls if call.record not in _above_running(call.context._run, seen)]
 
     def wake(self) -> None:
         self.is_decided = True
@@ -127,25 +138,49 @@ class CallWaiter(Waiter):
             self.notify()
 
     def _is_under(self, other: Taken) -> bool:
-        above = self.call.parent_call
+        above = _enclosing(self.call)
         while above is not None and above is not other:
-            above = above.parent_call
+            above = _enclosing(above)
         return above is not None
 
 
-def _above_running(run: Run) -> set[CallRecord]:
-    """Return the calls under which something runs that does not wait. The caller has the lock."""
+def _above_running(run: Run, seen: dict[object, Any]) -> set[CallRecord]:
+    """Return the calls under which something runs that does not wait. The caller has the lock.
+
+    `seen` has what was found for other runs of the ledger.
+    """
+    if run in seen:
+        found: set[CallRecord] = seen[run]
+        return found
+    seen[run] = found = set()
     open_calls = run.graph.open_calls()
-    waiting = {waiter.call.record for waiter in run.room if isinstance(waiter, CallWaiter)}
+    waiting = {call.record for waiter in run.room for call in _waiting_with(waiter, run, seen)}
     outer = {record.parent for record in open_calls}
-    found: set[CallRecord] = set()
     for record in open_calls:
-        if record not in waiting and record not in outer:
+        # A context has no owner: what runs in it are its calls.
+        if record.owner is not None and record not in waiting and record not in outer:
             above = record.parent
             while above is not None and above not in found:
                 found.add(above)
                 above = above.parent
     return found
+
+
+def _waiting_with(waiter: Waiter, run: Run, seen: dict[object, Any]) -> Iterator[Call]:
+    """Yield the calls of the run that wait: the waiter's own, and those around it that made a call of another run.
+
+    As long as anything runs in that other run, they do not count.
+    """
+    call = waiter.call if isinstance(waiter, CallWaiter) else None
+    if call is not None and call.context._run is run:
+        yield call
+    while call is not None:
+        inside, call = call, _enclosing(call)
+        is_in_another = call is not inside.parent_call  # a call of this run may have made one of another run
+        if call is not None and is_in_another and call.context._run is run:
+            inner_run = inside.context._run
+            if inner_run.graph.root not in _above_running(inner_run, seen):
+                yield call
 
 
 def take_or_wait(
@@ -160,7 +195,7 @@ def take_or_wait(
     """Take the worst case of the call, or return why not; `call.waiter` is set if it waits. The caller has the lock."""
     run, account = call.context._run, call.context._account
     waiter = CallWaiter(call, spec, account, args, attempt, now_ns, reclamp)
-    waiter.above = holds_above(call.parent_call)
+    waiter.above = holds_above(call)
     cost, tokens, api_calls = waiter.cost, waiter.tokens, waiter.api_calls
     if waiter.waits_for() is not None:
         why = accounts.used_up(account, now_ns, attempt > 1)
@@ -191,13 +226,19 @@ def _momentary(account: Account, message: str) -> Stop:
     return Stop(StopReason.BUDGET_EXCEEDED, message, budget=account.name, unit="usd", momentary=True)
 
 
-def holds_above(call: Call | None) -> Collection[Taken]:
-    """Return the calls that this one is part of, as far as they hold money or tokens."""
-    above = []
-    while call is not None:
-        if call.state == "held" and (call._held_cost or call._held_tokens):
-            above.append(call)
-        call = call.parent_call
+def _enclosing(call: Call) -> Call | None:
+    """Return the call that made this one: of its own run, or of another run with the same ledger."""
+    parent = call.parent_call
+    return getattr(call, "_outer_call", None) if parent is None else parent
+
+
+def holds_above(call: Call) -> Collection[Taken]:
+    """Return the calls that this one is part of, as far as others wait for them: they hold something, or run alone."""
+    above, outer = [], _enclosing(call)
+    while outer is not None:
+        if outer.state == "held" and (outer._held_cost or outer._held_tokens or outer is outer.context._run.first_call):
+            above.append(outer)
+        outer = _enclosing(outer)
     return above
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TITLE = "Penstock"
 MIN_COMPRESSED = 1_024
-"""Smallest response in bytes that is compressed, for clients that accept gzip; event streams never are."""
+"""Smallest response in bytes that is compressed here, for clients that accept gzip; `/api/stream` compresses itself."""
 DESCRIPTION = "An agent-graph runtime whose limits hold."
 ERROR = {"model": ErrorShown, "description": "An error: a code, a message and, if known, the path of the bad value"}
 RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}

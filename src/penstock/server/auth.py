@@ -269,6 +269,7 @@ ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/api/graphs/{graph_id}": {"GET": "viewer", "PUT": "user", "DELETE": "user"},
     "/api/graphs/{graph_id}/versions": READ,
     "/api/graphs/{graph_id}/diff": READ,
+    "/api/graphs/{graph_id}/source": READ,
     "/api/graphs/{graph_id}/layout": {"GET": "viewer", "PATCH": "user"},
     "/api/runs": {"GET": "viewer", "POST": "user"},
     "/api/runs/{run_id}": READ,

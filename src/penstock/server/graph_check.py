@@ -71,6 +71,10 @@ class GraphChecker:
             self._cache[graph.digest, in_chat] = found
         return found.problems_with(self._services)
 
+    async def can_chat(self, graph: GraphRecord) -> bool:
+        """Whether the graph can answer in a chat."""
+        return not await self.problems(graph, in_chat=True)
+
     async def problems_in(self, document: Mapping[str, Any], *, in_chat: bool = False) -> Sequence[Problem]:
         """Return all problems that prevent a document from running; a large one is checked on a thread."""
         return (await self._check(document, in_chat)).problems_with(self._services)

@@ -151,6 +151,12 @@ def parse_limits(given: Mapping[str, Any]) -> RunLimits:
     return limits.within(MOST)
 
 
+SourceText = Annotated[
+    str | None,
+    Field(description="The document as JSON text, kept byte for byte: `GET …/source` returns it"),
+]
+
+
 class NewGraph(Body):
     """A new graph to save."""
 
@@ -158,6 +164,7 @@ class NewGraph(Body):
     name: Name
     document: Document
     note: Reason = Field("", description="Why it is saved, for the list of versions")
+    source: SourceText = None
 
 
 class GraphVersion(Body):
@@ -166,6 +173,7 @@ class GraphVersion(Body):
     name: Name | None = None
     document: Document
     note: Reason = Field("", description="Why it is saved, for the list of versions")
+    source: SourceText = None
     expected_version: Annotated[int, Field(ge=0, le=MAX_VERSION, strict=True)] | None = None
 
 
@@ -231,23 +239,25 @@ class GraphSummary(Shown):
 
 
 class GraphListed(GraphSummary):
-    """A graph in a list: whether it can run, which a draft cannot, whether it is made for chats, and its source.
+    """A graph in a list: whether it can run, which a draft cannot, whether it can answer in a chat, and its source.
 
     The source is `program` for a graph or agent in Python that the server was started with: it follows its code, and
     cannot be changed over the API. Any other graph is a `document`.
     """
 
     valid: bool
-    chat: bool
+    chat: bool = Field(description="Whether it can answer in a chat, which it enters at its chat start or its inputs")
+    made_for_chat: bool = Field(description="Whether it has a chat start, and so receives the whole conversation")
     source: Literal["document", "program"]
 
     @classmethod
-    def of(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphListed:
+    def of(cls, record: GraphRecord, problems: Sequence[Problem], *, can_chat: bool) -> GraphListed:
         """Convert a record to its list entry."""
         return cls(
             **GraphSummary.model_validate(record).model_dump(),
             valid=not problems,
-            chat=is_conversational(record),
+            chat=can_chat,
+            made_for_chat=is_conversational(record),
             source="program" if is_program(record.document) else "document",
         )
 
@@ -259,9 +269,9 @@ class GraphShown(GraphListed):
     document: Document
 
     @classmethod
-    def whole(cls, record: GraphRecord, problems: Sequence[Problem]) -> GraphShown:
+    def whole(cls, record: GraphRecord, problems: Sequence[Problem], *, can_chat: bool) -> GraphShown:
         """Convert a record, with its document and problems."""
-        listed = GraphListed.of(record, problems).model_dump()
+        listed = GraphListed.of(record, problems, can_chat=can_chat).model_dump()
         shown = [ProblemShown.model_validate(problem) for problem in problem_details(problems)]
         return cls(**listed, problems=shown, document=dict(record.document))
 
@@ -698,6 +708,7 @@ class RunPage(Shown):
 
     runs: list[RunSummary]
     next: str | None
+    total: int | None = Field(description="Number of matching runs on all pages, at most 10,000; null unless requested")
 
 
 class EventShown(Shown):

@@ -36,6 +36,9 @@ NO_MATCH = " " * (MAX_NAME + 1)
 MAX_DEPTH = 100
 """Maximum nesting depth of values: low enough to decode any stored value, however much of the stack is in use."""
 
+SOURCE_MARK = " "
+"""The first character of a column that keeps an object as it was written; other encodings begin with `{`."""
+
 UNREADABLE = "(unreadable: "
 """Start of the text that is shown in place of one that cannot be read."""
 UNDECODABLE = "\ufffd"
@@ -125,6 +128,29 @@ def encode_object(field: str, value: object) -> str:
     if not isinstance(value, (dict, Mapping)):
         raise InvalidValue(field, f"this {type(value).__name__}", "an object")
     return encode_document(field, value)
+
+
+def encode_source(field: str, value: object, source: str) -> str:
+    """Encode a JSON object as the text it was written in, if there is one: the object and its text in one column.
+
+    A text with U+FFFD is not kept: in a column, that means bytes that could not be decoded.
+    """
+    encoded = encode_object(field, value)
+    if not source:
+        return encoded
+    try:
+        source.encode()
+        is_its_text = canonical(field, json.loads(source)) == canonical(field, value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidValue("source", f"this text ({str(error)[:200]})", "JSON") from None
+    if not is_its_text:
+        raise InvalidValue("source", "another value", f"the JSON text of the {field}")
+    return encoded if UNDECODABLE in source else SOURCE_MARK + source
+
+
+def decode_source(encoded: str) -> str:
+    """Return the text that `encode_source` was given; empty if it was given none."""
+    return encoded[1:] if encoded.startswith(SOURCE_MARK) else ""
 
 
 def is_same(one: object, other: object) -> bool:

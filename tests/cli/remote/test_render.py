@@ -86,6 +86,17 @@ def test_run_is_shown_with_its_usage_and_limits() -> None:
             "or fork it on another day: penstock runs fork r1 --at 'my writer'",
         ),
         (
+            {
+                "halted_by": {"whose": "owner", "budget": "user:ann:2026-01-01", "node_id": "a"},
+                "advice": [{"step": "resolve_bills", "message": "", "amount_usd": 0.4}],
+                "unresolved_usd": 0,
+            },
+            "unresolved bills of other runs hold $0.40 of it (GET /api/bills lists them): resolve them with: "
+            "penstock runs bills RUN, then: penstock runs resume r1; "
+            "or restart the server with a higher --user-daily, then: penstock runs resume r1; "
+            "or fork it on another day: penstock runs fork r1 --at a",
+        ),
+        (
             {"halted_by": {"whose": "all", "budget": "all:2026-01-01", "node_id": None}},
             "restart the server with a higher --daily, then: penstock runs resume r1; "
             "or fork it on another day: penstock runs fork r1 --at NODE",
@@ -242,5 +253,5 @@ def test_runs_differ_in_what_came_of_them_and_not_in_where_it_came_from() -> Non
     assert list(differences(exported(1, outputs=1), exported(1, outputs=1, replayed=True))) == []
     assert list(differences(exported(1), exported(2))) == [("cost", "$1.00, $0.125 held", "$2.00, $0.125 held")]
     assert list(differences({**exported(1), "events": []}, exported(1))) == [
-        ("node a", "did not run", {"became": "completed"})
+        ("node a", "did not run", {"status": "completed"})
     ]

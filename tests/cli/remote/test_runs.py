@@ -348,10 +348,11 @@ def test_who_asks_is_wanted_and_others_runs_are_not_there(penstock: Penstock, mo
         run_id = live.start("pipeline", "hello", owner="ann")
         anonymous = penstock("runs", "ls", "--url", live.url)
         assert anonymous.code == 2
-        assert "set PENSTOCK_TOKEN" in anonymous.err
+        assert anonymous.err == f"penstock: {live.url} needs a token; set PENSTOCK_TOKEN, or use --token\n"
         wrong = penstock("runs", "tail", run_id, "--url", live.url, "--token", "x" * 20)
         assert wrong.code == 2
-        assert "set PENSTOCK_TOKEN" in wrong.err
+        assert wrong.err.startswith(f"penstock: {live.url} refuses the token: this server does not know this token; ")
+        assert "; set PENSTOCK_TOKEN, or use --token" in wrong.err
         assert "x" * 20 not in wrong.err
         assert (
             penstock("runs", "show", run_id, "--url", live.url, "--token", BOB).err

@@ -210,3 +210,47 @@ def test_database_has_to_be_named(penstock: Penstock, monkeypatch: pytest.Monkey
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert without_password(url) == shown
+
+
+@pytest.mark.requirement("X-19")
+def test_a_database_with_a_run_in_flight_is_backed_up_and_restored_elsewhere(penstock: Penstock) -> None:
+    work_on_a_run()
+    written = penstock("db", "backup", "--db", URL, "kept.backup")
+    assert (written.code, written.err, f"{URL} of version {NEWEST}" in written.out) == (0, "", True)
+    restored = penstock("db", "restore", "--db", "sqlite:///other.db", "kept.backup")
+    assert (restored.code, restored.err) == (0, "")
+    assert restored.out.startswith("sqlite:///other.db: restored from the backup of ")
+    with closing(sqlite3.connect("other.db")) as other:
+        assert other.execute("SELECT id, status, worker FROM runs").fetchall() == [("r", "running", "w")]
+    assert Path("other.db.ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["backup", "--db", "sqlite:///none.db", "new"], 2, "there is no "),
+        (["backup", "--db", "memory:", "new"], 64, "stores in memory end with their process"),
+        (["backup", "--db", URL, "text"], 2, "a backup never overwrites one"),
+        (["backup", "--db", URL, "/nowhere/new"], 2, "nothing can be written in '/nowhere'"),
+        (["backup", "--db", URL], 64, "FILE"),
+        (["restore", "--db", URL, "good"], 2, "a restore never overwrites a database"),
+        (["restore", "--db", "sqlite:///new.db", "text"], 2, "is no backup, or is damaged"),
+        (["restore", "--db", "sqlite:///new.db", "half"], 2, "is no backup, or is damaged"),
+        (["restore", "--db", "sqlite:///new.db", "none"], 2, "No such file or directory"),
+        (["restore", "--db", "memory:", "good"], 2, "name a sqlite database"),
+        (["restore", "--db", "postgresql://h/x", "good"], 2, "name a sqlite database"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_backed_up_or_restored_is_one_sentence_and_leaves_nothing(
+    penstock: Penstock, arguments: list[str], code: int, says: str
+) -> None:
+    work_on_a_run()
+    assert penstock("db", "backup", "--db", URL, "good").code == 0
+    Path("text").write_text("no archive")
+    Path("half").write_bytes(Path("good").read_bytes()[:500])
+    before = set(os.listdir())
+    ended = penstock("db", *arguments)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", 1)
+    assert says in ended.err
+    assert set(os.listdir()) == before

@@ -213,9 +213,9 @@ def test_rest_runs_programs_and_chats_have_their_history(programs: Path, penstoc
 def test_graphs_of_programs_are_listed_with_their_source_and_cannot_be_changed(programs: Path) -> None:
     with both() as server, Connection(server.url) as connection, httpx2.Client(base_url=server.url) as http:
         listed = {graph["id"]: graph for graph in connection.get("/api/graphs")["graphs"]}
-        assert {id: (one["source"], one["valid"], one["chat"]) for id, one in listed.items()} == {
-            "publisher": ("program", True, False),
-            "helper": ("program", True, True),
+        assert {id: (one["source"], one["valid"], one["chat"], one["made_for_chat"]) for id, one in listed.items()} == {
+            "publisher": ("program", True, True, False),
+            "helper": ("program", True, True, True),
         }
         document = connection.get("/api/graphs/publisher")["document"]
         steps = document["nodes"][1]["data"]["structure"]["steps"]
@@ -367,13 +367,7 @@ def test_reload_serves_changed_programs_modules_and_graphs_and_keeps_the_old_one
             return until(connection, run_id, "run.completed").data["output"]
 
         def after(text: str) -> str:
-            """Everything printed up to the line that has this text."""
-            printed = ""
-            for line in server.process.stdout:
-                printed += line
-                if text in line:
-                    return printed
-            raise AssertionError(printed)
+            return printed_until(server, text)
 
         old = connection.post("/api/runs", {"graph_id": "publisher", "input": "it"})["id"]
         until(connection, old, "node.progress", node="publish", event="started")
@@ -399,6 +393,44 @@ def test_reload_serves_changed_programs_modules_and_graphs_and_keeps_the_old_one
         after("publisher is now version 3")
         assert output("publisher") == "draft of it, checked, published"
         assert server.stop(signal.SIGTERM)[0] == 0
+
+
+def test_reload_names_what_was_added_and_removed_and_ignores_other_files(programs: Path) -> None:
+    (programs / "flows").mkdir()
+    flow = {"nodes": [{"id": "a", "type": "text", "data": {"text": "first"}}], "edges": []}
+    (programs / "flows" / "flow.json").write_text(json.dumps(flow))
+    with both("flows", "--reload") as server:
+        replaced(programs / "notes.py", "1 / 0")
+        replaced(programs / "flows" / "more.json", json.dumps(flow))
+        printed = printed_until(server, "added")
+        assert printed.endswith(f"  reloaded      more.json\n  added         {Path('flows', 'more.json')}: more\n")
+        assert "notes.py" not in printed
+        replaced(programs / "agent.py", AGENT.replace('"helper"', '"clerk"'))
+        assert "  added         agent.py:agent: clerk\n" in (printed := printed_until(server, "no longer"))
+        assert printed.endswith("  removed       agent.py:agent: helper is no longer served\n")
+        (programs / "flows" / "more.json").unlink()
+        printed = printed_until(server, "removed")
+        assert printed.endswith("it is served as it was stored; archive it with DELETE /api/graphs/more\n")
+
+
+def test_server_ends_while_a_changed_program_is_imported_for_ever(programs: Path) -> None:
+    with both("--reload") as server:
+        replaced(
+            programs / "agent.py", f"{AGENT}\nopen('begun', 'w').close()\nwhile True: __import__('time').sleep(1)\n"
+        )
+        while not (programs / "begun").exists():
+            assert httpx2.get(f"{server.url}/health").status_code == 200
+        assert server.stop(signal.SIGTERM)[0] == 0
+
+
+def printed_until(server: Server, text: str) -> str:
+    """Everything printed up to the line that has this text."""
+    printed = ""
+    for line in server.process.stdout:
+        printed += line
+        if text in line:
+            return printed
+    raise AssertionError(printed)
 
 
 def replaced(path: Path, text: str) -> None:

@@ -40,8 +40,9 @@ def test_a_condition_holds_or_does_not(expression: str, input: Any, holds: bool)
 @pytest.mark.parametrize(
     ("expression", "why"),
     [
-        ("", "parse"),
-        ("input >", "parse"),
+        ("", "this is needed, and it is blank"),
+        ("input >", "^it cannot be read at line 1, column 8: it ends too early$"),
+        ("input ==\n== 1", "^it cannot be read at line 2, column 1: extraneous input '=='$"),
         ("output > 1", "there is no 'output'; there are: input"),
         ("__import__('os').system('x')", "there is no"),
         ("input.matches('(a+)+$')", "there is no function 'matches'"),

@@ -76,7 +76,7 @@ def test_an_invalid_placeholder_is_refused_when_the_template_is_parsed(text: str
 )
 def test_a_missing_value_is_an_error_that_names_it(text: str) -> None:
     values = {"a": {"b": "text", "l": [1, 2]}}
-    with pytest.raises(TemplateFailed, match="there is no "):
+    with pytest.raises(TemplateFailed, match="has no value"):
         Template(text).render(values)
     assert Template(text).render(values, missing="-") == "-"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.hosting.host import HostSettings
 from penstock.server.settings import ServerSettings
 from tests.hosting.test_bills import ASK, CEILING, HELD, Losing, prices
 from tests.server.served import Served, served
@@ -150,6 +151,26 @@ async def test_the_advice_of_a_halted_run_names_the_step_that_helps() -> None:
     message = refused.json()["error"]["message"]
     assert "grant max_cost_usd, or resolve its unresolved bills, which hold $0.4096" in message
     assert [(step["step"], step["amount_usd"]) for step in later] == [("resume", None), ("grant", 0.0196)]
+
+
+async def test_a_run_halted_by_the_bills_of_another_is_advised_to_resolve_those() -> None:
+    settings = HostSettings(owner_daily_usd="0.41")
+    async with (
+        served(host_settings=settings, prices=prices(), models={"m": Losing()}) as server,
+        server.client("ann") as ann,
+    ):
+        await halted(server)
+        await server.host.submit(owner="ann", graph_id="one", run_id="later", input="hi", limits=CEILING)
+        assert (await server.host.wait("later")).status == "halted"
+        run = (await ann.get("/api/runs/later")).json()
+    assert (run["halted_by"]["whose"], run["unresolved_usd"]) == ("owner", 0.0)
+    assert [(step["step"], step["amount_usd"]) for step in run["advice"]] == [
+        ("resolve_bills", 0.4096),
+        ("raise_daily_budget", None),
+    ]
+    assert run["advice"][0]["message"] == (
+        "resolve the unresolved bills of other runs, which hold $0.4096 of it, then resume it"
+    )
 
 
 async def test_the_openai_api_names_the_step_that_helps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tests.server.served import CHAT, ECHO, GATE, edge, node, served
@@ -16,6 +17,23 @@ async def test_a_version_names_who_saved_it_and_why() -> None:
         assert [(one["saved_by"], one["note"]) for one in versions] == [("root", "with a gate"), ("ann", "first")]
         assert {one["owner"] for one in versions} == {"ann"}, "saving another's graph does not take it over"
         assert (await ann.put("/api/graphs/g", json={"document": ECHO, "note": "x" * 2_001})).status_code == 422
+
+
+async def test_the_text_of_a_document_comes_back_byte_for_byte() -> None:
+    text = f"\n{json.dumps(ECHO, indent=3)}\t\n".replace('"nodes"', '"n\\u006fdes"')
+    async with served() as server, server.client("ann") as ann, server.client("bob") as bob:
+        saved = await ann.put("/api/graphs/g", json={"document": ECHO, "source": text})
+        assert saved.json()["document"] == ECHO
+        found = await bob.get("/api/graphs/g/source")
+        assert (found.text, found.headers["content-type"]) == (text, "application/json")
+        await ann.put("/api/graphs/g", json={"document": GATE})
+        assert (await ann.get("/api/graphs/g/source")).status_code == 204
+        assert (await ann.get("/api/graphs/g/source?version=1")).text == text
+        assert (await ann.get("/api/graphs/g/source?version=3")).status_code == 404
+        assert (await ann.get("/api/graphs/none/source")).status_code == 404
+        another = await ann.put("/api/graphs/g", json={"document": ECHO, "source": json.dumps(GATE)})
+        assert another.status_code == 422
+        assert "the JSON text of the document" in another.json()["error"]["message"]
 
 
 async def test_moving_a_node_makes_no_version() -> None:

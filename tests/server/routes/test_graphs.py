@@ -281,11 +281,17 @@ async def test_custom_executors_may_use_any_model_name() -> None:
         assert (await ann.put("/api/graphs/g", json={"document": document})).json()["valid"] is True
 
 
-async def test_a_list_says_which_graphs_are_made_for_chats() -> None:
+async def test_a_list_says_which_graphs_can_chat_and_which_are_made_for_it() -> None:
     start = {"id": "start", "type": "chat-start", "data": {}}
+    answer, lost = node("a", "echo"), node("a", "no-such-type")
     async with served() as server, server.client("ann") as ann:
-        for id, nodes in {"plain": [], "talks": [start]}.items():
-            assert (await ann.put(f"/api/graphs/{id}", json={"document": {"nodes": nodes, "edges": []}})).is_success
-        listed = (await ann.get("/api/graphs")).json()["graphs"]
-        assert {one["id"]: one["chat"] for one in listed}.items() >= {"plain": False, "talks": True}.items()
+        graphs = {"plain": [{**answer, "type": "input"}], "talks": [start, answer], "draft": [start, lost]}
+        for id, nodes in graphs.items():
+            document = {"nodes": nodes, "edges": []}
+            assert (await ann.put(f"/api/graphs/{id}", json={"document": document})).is_success
+        listed = {one["id"]: one for one in (await ann.get("/api/graphs")).json()["graphs"]}
+        found = {id: (listed[id]["chat"], listed[id]["made_for_chat"]) for id in ("plain", "talks", "draft")}
+        assert found == {"plain": (True, False), "talks": (True, True), "draft": (False, True)}
         assert (await ann.get("/api/graphs/talks")).json()["chat"] is True
+        agents = {one["id"] for one in (await ann.get("/api/agents")).json()["agents"]}
+        assert agents == {id for id, one in listed.items() if one["chat"]}

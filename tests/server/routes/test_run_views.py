@@ -252,6 +252,11 @@ async def test_runs_are_filtered_by_time_reason_cost_and_name_and_sorted_by_cost
         assert await ids(sort="cost") == [dear, cheap, halted]
         page = (await ann.get("/api/runs", params={"sort": "cost", "limit": 1})).json()
         assert await ids(sort="cost", before=page["next"]) == [cheap, halted]
+        assert page["total"] is None
+        page = (await ann.get("/api/runs", params={"count": True, "limit": 1, "until": first.created_ms + 1})).json()
+        assert (len(page["runs"]), page["total"]) == (1, 1)
+        assert (await ann.get("/api/runs", params={"count": True, "limit": 1})).json()["total"] == 3
+        assert (await ann.get("/api/runs", params={"count": True, "graph_id": "none"})).json()["total"] == 0
         assert await ids(min_cost_usd=0.015) == [dear]
         assert await ids(stop_reason="step_limit_exceeded") == [halted]
         assert await ids(until=first.created_ms) == []
@@ -304,8 +309,8 @@ async def test_two_runs_are_compared_by_their_fields_and_the_ends_of_their_nodes
     by_name = {one["what"]: (one["one"], one["other"]) for one in found}
     assert by_name["status"] == ("completed", "halted")
     assert by_name["cost_usd"] == (0.01, 0.0)
-    assert by_name["node read"][0]["became"] == "completed"
-    assert by_name["node read"][1]["became"] == "skipped"
+    assert by_name["node read"][0]["status"] == "completed"
+    assert by_name["node read"][1]["status"] == "skipped"
     assert "input" not in by_name
 
 

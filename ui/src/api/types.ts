@@ -461,6 +461,7 @@ export interface GraphListed {
   note?: string;
   valid: boolean;
   chat: boolean;
+  made_for_chat: boolean;
   source: "document" | "program";
 }
 
@@ -481,6 +482,7 @@ export interface GraphShown {
   note?: string;
   valid: boolean;
   chat: boolean;
+  made_for_chat: boolean;
   source: "document" | "program";
   problems: ProblemShown[];
   document: Record<string, unknown>;
@@ -502,6 +504,7 @@ export interface GraphVersion {
   name?: string | null;
   document: Record<string, unknown>;
   note?: string;
+  source?: string | null;
   expected_version?: number | null;
 }
 
@@ -976,6 +979,7 @@ export interface RunHaltedEvent {
 export interface RunPage {
   runs: RunSummary[];
   next: string | null;
+  total: number | null;
 }
 
 export interface RunParkedEvent {

@@ -12,6 +12,7 @@ import {
   ReactFlowProvider,
   useConnection,
   useReactFlow,
+  useStore,
   type Connection,
   type Edge,
   type Node,
@@ -63,6 +64,10 @@ type Card = Node<CardData, "card">;
 const Surroundings = createContext<{ catalog: Catalog; graph: RefObject<Graph> } | null>(null);
 export const DRAGGED = "application/x-penstock-node-type";
 const PLAIN_ABOVE = 150;
+/** Farther away than this, cards show their names and states only, larger. */
+const FAR_BELOW = 0.62;
+/** No graph is opened farther away than this; the rest of a larger one is beyond the edges. */
+const MIN_FIT = 0.4;
 
 const CardView = memo(function CardView({ data, selected }: NodeProps<Card>) {
   const { catalog } = useContext(Surroundings)!;
@@ -119,8 +124,10 @@ function Ports({ node, side, handles }: { node: string; side: Side; handles: Han
               position={side === "inputs" ? Where.Left : Where.Right}
               className={`${handle.channel}${handle.declared ? "" : " undeclared"}`}
             />
-            {visible(handle.name)}
-            {handle.required && <span aria-hidden="true">*</span>}
+            <span className="port">
+              {visible(handle.name)}
+              {handle.required && <span aria-hidden="true">*</span>}
+            </span>
           </li>
         );
       })}
@@ -154,6 +161,7 @@ export function Canvas(props: CanvasProps) {
 function Flow(props: CanvasProps) {
   const { catalog, graph, path, positions, problems, overlay, selected, selectedEdge, isReadOnly, onSelect } = props;
   const flow = useReactFlow();
+  const isFar = useStore((store) => store.transform[2] < FAR_BELOW);
   const [cards, setCards] = useState<Card[]>([]);
   const where = useMemo(() => {
     const rows = (node: GraphNode) => Math.max(...(["inputs", "outputs"] as const).map((side) => handlesOf(catalog, graph, node, side).length));
@@ -259,7 +267,14 @@ function Flow(props: CanvasProps) {
     if (!isMeasured || (fitted === key && !hasGrown)) return;
     count.current = cards.length;
     setFitted(key);
-    void flow.fitView({ padding: 0.06, maxZoom: 1 });
+    void flow.fitView({ padding: 0.06, maxZoom: 1 }).then(() => {
+      if (flow.getZoom() >= MIN_FIT) return;
+      const [near] = [...selected].map((id) => where.get(id));
+      if (near) return void flow.setCenter(near.x + CARD_WIDTH / 2, near.y + 50, { zoom: MIN_FIT });
+      const all = [...where.values()];
+      const [left, top] = [Math.min(...all.map(({ x }) => x)), Math.min(...all.map(({ y }) => y))];
+      void flow.setViewport({ x: 20 - left * MIN_FIT, y: 20 - top * MIN_FIT, zoom: MIN_FIT });
+    });
   }, [fitted, key, isMeasured, cards.length, flow]);
 
   const act = useStable({
@@ -289,6 +304,7 @@ function Flow(props: CanvasProps) {
       maxZoom={2}
       onlyRenderVisibleElements={graph.nodes.length > PLAIN_ABOVE}
       proOptions={PRO}
+      className={isFar ? "far" : ""}
     >
       <Background gap={22} />
       <Controls showInteractive={false} />

@@ -4,6 +4,7 @@ import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { get } from "../api/client.ts";
 import type { Me, NodeTypes, OfferedModels, ToolList } from "../api/types.ts";
 import { initialValue, type Pickers } from "../forms/schema-form.tsx";
+import { several } from "../model/money.ts";
 import { costByNode, type RunState } from "../model/run.ts";
 import { useRun } from "../pages/run/use-run.ts";
 import { go, setParams, type Route } from "../router.ts";
@@ -158,11 +159,13 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
       <header className="bar">
         <a href="#/graphs">Graphs</a>
         <h1 className="hidden">{visible(editor.name)}</h1>
-        <input className="graph-name" aria-label="Name of the graph" value={editor.name} disabled={editor.isReadOnly} maxLength={200} onChange={(event) => editor.rename(event.target.value)} />
-        <span className="muted small" role="status">
-          {editor.base.version ? `version ${editor.base.version}` : "not saved yet"}
-          {editor.isDirty && " · unsaved changes"}
-        </span>
+        <div className="which">
+          <input className="graph-name" aria-label="Name of the graph" value={editor.name} disabled={editor.isReadOnly} maxLength={200} onChange={(event) => editor.rename(event.target.value)} />
+          <span className="muted" role="status">
+            {editor.base.version ? `version ${editor.base.version}` : "not saved yet"}
+            {editor.isDirty && " · unsaved changes"}
+          </span>
+        </div>
         <span className="grow" />
         <button onClick={editor.undo} disabled={!editor.canUndo} title="Ctrl+Z">
           Undo
@@ -185,15 +188,17 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
           ?
         </button>
         {editor.isReadOnly ? (
-          <button onClick={() => setOpen("copy")}>Save a copy</button>
+          editor.mayAct && <button onClick={() => setOpen("copy")}>Save a copy</button>
         ) : (
           <button className="primary" onClick={save} disabled={!editor.isDirty} title="Ctrl+S">
             Save
           </button>
         )}
-        <button onClick={() => setRunOpen(true)} disabled={problems.length > 0 || (editor.isReadOnly && !editor.base.version)}>
-          ▷ Run
-        </button>
+        {editor.mayAct && (
+          <button onClick={() => setRunOpen(true)} disabled={problems.length > 0 || (editor.isReadOnly && !editor.base.version)}>
+            ▷ Run
+          </button>
+        )}
       </header>
       <Notices editor={editor} failure={failure} onNewer={() => setOpen("newer")} />
       <p className="hidden" role="status">
@@ -273,7 +278,17 @@ function Workbench({ editor, catalog, route }: { editor: Editor; catalog: Catalo
         <SaveDialog editor={editor} onClose={() => setOpen(null)} onNewer={() => setOpen("newer")} onSaved={() => (setOpen(null), setParams(route, { new: null }))} />
       )}
       {open === "copy" && <CopyDialog editor={editor} onClose={() => setOpen(null)} onSaved={(id) => go(`#/graphs/${encodeURIComponent(id)}`)} />}
-      {open === "versions" && <Versions editor={editor} onClose={() => setOpen(null)} />}
+      {open === "versions" && (
+        <Versions
+          editor={editor}
+          onClose={() => setOpen(null)}
+          onBack={(version) => {
+            setOpen(null);
+            setPath([]);
+            say(`Version ${version} is on the canvas. Save to make it the newest.`);
+          }}
+        />
+      )}
       {open === "newer" && <Newer editor={editor} onClose={() => setOpen(null)} onCopy={() => setOpen("copy")} />}
       {open === "help" && <Help onClose={() => setOpen(null)} />}
     </div>
@@ -301,6 +316,7 @@ function Notices({ editor, failure, onNewer }: { editor: Editor; failure: unknow
           </div>
         </div>
       )}
+      {editor.isElsewhere && <div className="note">Another tab of this browser has unsaved changes of this graph.</div>}
       {editor.draftFails && (
         <div className="note warn" role="alert">
           This browser does not keep unsaved changes, because its storage is full or switched off. Save often.
@@ -315,7 +331,7 @@ function Outline({ catalog, graph, problems, path, selected, onPick }: { catalog
   if (!graph.nodes.length) return null;
   return (
     <section className="outline" aria-label="Nodes">
-      <h2>{selected.size > 1 ? `${selected.size} nodes selected` : `${graph.nodes.length} nodes`}</h2>
+      <h2>{selected.size > 1 ? `${selected.size} nodes selected` : several(graph.nodes.length, "node")}</h2>
       <ul>
         {graph.nodes.map((node) => {
           const wrong = problemsAt(problems, path, node.id).length;
@@ -351,7 +367,9 @@ function Help({ onClose }: { onClose: () => void }) {
       <dl className="facts">
         {KEYS.map(([key, what]) => (
           <div key={key} className="contents">
-            <dt>{key}</dt>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
             <dd>{what}</dd>
           </div>
         ))}

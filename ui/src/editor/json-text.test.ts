@@ -61,3 +61,11 @@ test("an error has its line and column", () => {
   const own = read('{"__proto__": {"a": 1}}').value as object;
   assert.ok(Object.hasOwn(own, "__proto__"));
 });
+
+test("a document that comes back by undoing is written as it was read, whatever was read since", () => {
+  const text = '\n{ "ratio" : 1.0,\n   "list": [1E2 , "\\u00e9"] }\n\n';
+  const first = read(text);
+  const second = read('{"ratio":2,"list":[]}');
+  assert.equal(write(first.value, second), text);
+  assert.equal(write({ ...(first.value as object), ratio: 3 }, second), '{"ratio":3,"list":[1E2 , "\\u00e9"]}');
+});

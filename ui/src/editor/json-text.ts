@@ -34,13 +34,17 @@ export interface Origin {
 
 export class JsonInvalid extends Error {}
 
+/** The text of every value that was read. Values never change: one that comes back by undoing is written as it was read. */
+const SOURCES: Origin["sources"] = new WeakMap();
+const ORIGINS = new WeakMap<object, Origin>();
+
 const SPACE = /[ \t\n\r]*/y;
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 const WORDS: Record<string, unknown> = { true: true, false: false, null: null };
 const MAX_DEPTH = 200;
 
 export function read(text: string): Origin {
-  const sources: Origin["sources"] = new WeakMap();
+  const sources = SOURCES;
   let at = 0;
   const match = (pattern: RegExp): string => {
     pattern.lastIndex = at;
@@ -116,7 +120,9 @@ export function read(text: string): Origin {
   const end = at;
   match(SPACE);
   if (at < text.length) fail("there is more text after the value");
-  return { value: found, sources, indent: indentOf(found, sources), head, tail: text.slice(end) };
+  const origin = { value: found, sources, indent: indentOf(found, sources), head, tail: text.slice(end) };
+  if (isContainer(found)) ORIGINS.set(found, origin);
+  return origin;
 }
 
 function indentOf(value: unknown, sources: Origin["sources"]): string | null {
@@ -126,13 +132,15 @@ function indentOf(value: unknown, sources: Origin["sources"]): string | null {
 
 /** The text of a value that was made from `origin.value`. */
 export function write(value: unknown, origin: Origin): string {
-  return origin.head + part(value, origin.value, undefined, origin, 0) + origin.tail;
+  const { head, tail } = (isContainer(value) && ORIGINS.get(value)) || origin;
+  return head + part(value, origin.value, undefined, origin, 0) + tail;
 }
 
 function part(value: unknown, old: unknown, raw: string | undefined, origin: Origin, depth: number): string {
   if (!isContainer(value)) return raw !== undefined && Object.is(value, old) ? raw : JSON.stringify(value ?? null);
+  const asRead = origin.sources.get(value);
+  if (asRead) return asRead.text;
   const source = isContainer(old) && Array.isArray(old) === Array.isArray(value) ? origin.sources.get(old) : undefined;
-  if (source && value === old) return source.text;
   const entries: [string | number, unknown][] = Array.isArray(value) ? [...value.entries()] : Object.entries(value);
   const kept = entries.filter(([, item]) => Array.isArray(value) || item !== undefined);
   if (!kept.length) return source && !source.members.length ? source.text : Array.isArray(value) ? "[]" : "{}";

@@ -6,6 +6,13 @@ import { pathName, type Graph, type GraphNode, type Path, type Position } from "
 export const CARD_WIDTH = 220;
 const ROW = 24;
 const HEAD = 62;
+const STEP = CARD_WIDTH + 64;
+/** Between folded rows. */
+const ROW_GAP = 70;
+const MIN_COLUMNS = 6;
+/** How much wider than high a graph is folded, and about what it is then. */
+const WIDE = 4;
+const SHAPE = 1.2;
 
 export function cardHeight(rows: number): number {
   return HEAD + ROW * Math.max(1, rows);
@@ -21,12 +28,29 @@ export function arranged(graph: Graph, rows: (node: GraphNode) => number): Map<s
     if (layers.hasNode(edge.source) && layers.hasNode(edge.target)) layers.setEdge(edge.source, edge.target);
   }
   dagre.layout(layers);
-  return new Map(
+  const found = new Map(
     graph.nodes.map((node) => {
       const { x, y, width, height } = layers.node(node.id);
       return [node.id, { x: Math.round(x - width / 2), y: Math.round(y - height / 2) }];
     }),
   );
+  return folded(found, (id) => layers.node(id).height);
+}
+
+/** A graph that is far wider than high, as rows of columns: a long chain would be a thin line on any screen. */
+export function folded(found: Map<string, Position>, heightOf: (id: string) => number): Map<string, Position> {
+  const columns = [...Map.groupBy([...found.keys()], (id) => found.get(id)!.x).entries()].sort(([a], [b]) => a - b);
+  const boxes = [...found].map(([id, { y }]) => ({ y, end: y + heightOf(id) }));
+  const [top, bottom] = [Math.min(...boxes.map(({ y }) => y)), Math.max(...boxes.map(({ end }) => end))];
+  const height = bottom - top + ROW_GAP;
+  if (columns.length <= MIN_COLUMNS || columns.length * STEP < WIDE * height) return found;
+  const across = Math.max(MIN_COLUMNS, Math.ceil(Math.sqrt((columns.length * height * SHAPE) / STEP)));
+  const placed = columns.flatMap(([x, ids], at) => {
+    const row = Math.floor(at / across);
+    const start = columns[row * across]![0];
+    return ids.map((id): [string, Position] => [id, { x: x - start, y: found.get(id)!.y - top + row * height }]);
+  });
+  return new Map(placed);
 }
 
 /** The position of every node of a graph; nodes that nothing places, or that lie on one spot, are arranged. */

@@ -21,7 +21,9 @@ export function ProblemList({ problems, onShow }: { problems: PlacedProblem[]; o
         {problems.map((problem) => (
           <li key={`${problem.path} ${problem.message}`}>
             <button onClick={() => onShow(problem)}>
-              <b>{visible([...problem.at.map((step) => step.node), problem.node ?? problem.edge ?? "graph"].join(" ▸ "))}</b> {visible(problem.message)}
+              <b>{visible([...problem.at.map((step) => step.node), problem.node ?? problem.edge ?? "graph"].join(" ▸ "))}</b>{" "}
+              {problem.field && problem.field !== "$" && `${visible(problem.field.replace(/^\$\.?/, ""))}: `}
+              {visible(problem.message)}
             </button>
           </li>
         ))}
@@ -44,7 +46,7 @@ export function Changes({ changes, truncated }: { changes: ChangeShown[]; trunca
       <ul className="changes">
         {changes.map((change, at) => (
           <li key={at} className={change.kind}>
-            <b>{WORDS[change.kind]}</b> {change.what} {visible(change.id)} {change.path && <code>{visible(change.path)}</code>}
+            <b>{WORDS[change.kind]}</b> {change.what} {visible(change.id)} {change.path && <code>{visible(change.path.replace(/^\./, ""))}</code>}
             {change.path && (
               <span className="values">
                 {change.kind !== "added" && <del>{visible(short(change.before))}</del>}
@@ -82,13 +84,18 @@ export function Newer({ editor, onClose, onCopy }: { editor: Editor; onClose: ()
       {diff.value && <Changes {...diff.value} />}
       <Failure error={error} />
       <div className="bar">
-        <button className="primary" disabled={busy} onClick={() => void done(editor.discard)}>
-          {editor.isDirty ? "Take theirs, drop mine" : "Open it"}
-        </button>
+        {!editor.isDirty && (
+          <button className="primary" disabled={busy} onClick={() => void done(editor.discard)}>
+            Open it
+          </button>
+        )}
         {editor.isDirty && (
           <>
-            <button disabled={busy} onClick={() => void done(editor.keepMine)}>
+            <button className="primary" disabled={busy} onClick={() => void done(editor.keepMine)}>
               Keep mine, to save as a version after it
+            </button>
+            <button className="danger" disabled={busy} onClick={() => void done(editor.discard)}>
+              Take theirs, drop mine
             </button>
             <button disabled={busy} onClick={onCopy}>
               Save mine as a copy
@@ -101,7 +108,9 @@ export function Newer({ editor, onClose, onCopy }: { editor: Editor; onClose: ()
   );
 }
 
-export function Versions({ editor, onClose }: { editor: Editor; onClose: () => void }) {
+export function Versions({ editor, onClose, onBack }: { editor: Editor; onClose: () => void; onBack: (version: number) => void }) {
+  const [busy, error, act] = useAction();
+  const bringBack = (version: number) => act(async () => (await editor.bringBack(version), onBack(version)));
   const [[before, after], setPair] = useState<[number, number]>(() => {
     const newest = editor.versions[0]?.version ?? editor.base.version;
     return [Math.max(1, newest - 1), newest];
@@ -110,14 +119,16 @@ export function Versions({ editor, onClose }: { editor: Editor; onClose: () => v
   return (
     <Dialog title="Versions" onClose={onClose}>
       <div className="scroll" tabIndex={0} role="region" aria-label="All versions">
-        <table>
+        <table className="versions">
           <thead>
             <tr>
               <th>Version</th>
               <th>Saved by</th>
               <th>When</th>
               <th>Note</th>
-              <th>Compare</th>
+              <th>
+                <span className="hidden">Actions</span>
+              </th>
             </tr>
           </thead>
           <tbody>
@@ -137,7 +148,12 @@ export function Versions({ editor, onClose }: { editor: Editor; onClose: () => v
                     onClick={() => setPair([Math.max(1, one.version - 1), one.version])}
                   >
                     Changes
-                  </button>
+                  </button>{" "}
+                  {!editor.isReadOnly && one.version !== editor.base.version && (
+                    <button disabled={busy} aria-label={`Bring back version ${one.version}`} onClick={() => void bringBack(one.version)}>
+                      Bring back
+                    </button>
+                  )}
                 </td>
               </tr>
             ))}
@@ -147,7 +163,7 @@ export function Versions({ editor, onClose }: { editor: Editor; onClose: () => v
       <h2>
         {before === after ? "The first version" : `From version ${before} to ${after}`}
       </h2>
-      <Failure error={diff.error} />
+      <Failure error={error ?? diff.error} />
       {diff.value && before !== after && <Changes {...diff.value} />}
       <div className="bar">
         <button onClick={onClose}>Close</button>

@@ -155,6 +155,7 @@ export function place(root: Graph, problem: ProblemShown): PlacedProblem {
   const steps = [...problem.path.matchAll(STEP)];
   const at: { node: string; field: string }[] = [];
   const placed: PlacedProblem = { ...problem, at, node: null, edge: null, field: null };
+  if (problem.code === "unknown_type") placed.message = "this server has no such node type";
   let graph: Graph | null = root;
   for (let step = 0; graph && step < steps.length; ) {
     const [list, index] = [steps[step]?.[1], Number(steps[step + 1]?.[2])];

@@ -6,7 +6,7 @@
 import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { ApiError, get, getText, sendText } from "../api/client.ts";
 import type { GraphShown, GraphSummary, LayoutShown, Me, ProblemShown, Validity } from "../api/types.ts";
-import { usePolled } from "../ui/parts.tsx";
+import { isAway, usePolled } from "../ui/parts.tsx";
 import { begin, commit, EMPTY, redo, undo, unreadable, type Graph, type History, type Position, type Snapshot } from "./document.ts";
 import { dropDraft, keepDraft, readDraft } from "./drafts.ts";
 import { pretty, read, write, type Origin } from "./json-text.ts";
@@ -14,6 +14,8 @@ import { pretty, read, write, type Origin } from "./json-text.ts";
 const CHECK_AFTER_MS = 250;
 const ARRANGE_AFTER_MS = 400;
 const LOOK_EVERY_MS = 4_000;
+/** A longer text is sent once, as the document: a request has a maximum size. */
+const MAX_SOURCE = 900_000;
 
 /** What is saved: the newest version that this editor knows of. */
 export interface Base {
@@ -31,6 +33,8 @@ interface Loaded {
   saved: Graph | null;
   /** When the draft was written that was restored; null if none was. */
   restoredAt: number | null;
+  /** Whether another tab had unsaved changes of the graph when it was opened here. */
+  isElsewhere: boolean;
 }
 
 export interface Editor {
@@ -41,9 +45,12 @@ export interface Editor {
   positions: Readonly<Record<string, Position>>;
   isDirty: boolean;
   isReadOnly: boolean;
+  /** Whether this person may save and run graphs at all. */
+  mayAct: boolean;
   /** Why it cannot be changed; empty if it can. */
   readOnlyReason: string;
   restoredAt: number | null;
+  isElsewhere: boolean;
   draftFails: boolean;
   problems: ProblemShown[] | null;
   /** A version that was saved elsewhere since this one was loaded. */
@@ -63,6 +70,8 @@ export interface Editor {
   /** Base the changes on the newest version, which stays in the list of versions. */
   keepMine: () => Promise<void>;
   discard: () => void;
+  /** Put an earlier version on the canvas, as a change that can be undone. */
+  bringBack: (version: number) => Promise<void>;
   importText: (text: string) => void;
   exportText: () => string;
 }
@@ -76,8 +85,15 @@ function urlOf(id: string): string {
   return `/api/graphs/${encodeURIComponent(id)}`;
 }
 
+/** The document of a version as its author wrote it, or printed evenly if the server has no text of it. */
+async function originOf(id: string, answer: Origin): Promise<Origin> {
+  const shown = answer.value as GraphShown;
+  const text = await getText(`${urlOf(id)}/source?version=${shown.version}`);
+  return read(text || pretty(answer, shown.document));
+}
+
 async function load(id: string, me: Me, newName: string | null): Promise<Loaded> {
-  const draft = readDraft(me.name, id);
+  const { draft, isElsewhere } = await readDraft(me.name, id);
   let base: Base = { version: 0, name: newName || draft?.name || id, shown: null };
   let origin = read(pretty(read(JSON.stringify(EMPTY))));
   let positions: Record<string, Position> = {};
@@ -85,7 +101,7 @@ async function load(id: string, me: Me, newName: string | null): Promise<Loaded>
     const answer = read(await getText(urlOf(id)));
     const shown = answer.value as GraphShown;
     base = { version: shown.version, name: shown.name, shown };
-    origin = read(pretty(answer, shown.document));
+    origin = await originOf(id, answer);
     positions = (await get<LayoutShown>(`${urlOf(id)}/layout`)).positions;
   } catch (error) {
     const isNew = error instanceof ApiError && error.status === 404 && (newName !== null || draft !== null);
@@ -96,13 +112,13 @@ async function load(id: string, me: Me, newName: string | null): Promise<Loaded>
   const why = unreadable(origin.value);
   if (why) throw new Error(`the document of this graph cannot be edited: ${why}`);
   const saved = base.version ? (origin.value as Graph) : null;
-  const plain = { base, origin, name: base.name, saved, restoredAt: null };
+  const plain = { base, origin, name: base.name, saved, restoredAt: null, isElsewhere };
   if (!draft) return { ...plain, history: begin({ graph: origin.value as Graph, positions }) };
   const graph = read(draft.text).value as Graph;
   const history = begin({ graph, positions: { ...positions, ...draft.positions } });
   // The draft keeps the version that it was made from: a newer one is shown, and not overwritten.
   const draftBase = { ...base, version: Math.min(draft.base, base.version) };
-  return { base: draftBase, origin: read(draft.origin), name: draft.name, saved: null, restoredAt: draft.at, history };
+  return { base: draftBase, origin: read(draft.origin), name: draft.name, saved: null, restoredAt: draft.at, isElsewhere, history };
 }
 
 export function useEditor(id: string, me: Me, newName: string | null): Opened {
@@ -111,13 +127,21 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
   const [turn, setTurn] = useState(0);
   useEffect(() => {
     let isCurrent = true;
+    let retry: ReturnType<typeof setTimeout> | undefined;
     setLoaded(null);
-    setError(null);
+    setError((old: unknown) => (isAway(old) ? old : null));
     load(id, me, newName).then(
-      (found) => isCurrent && setLoaded(found),
-      (failure: unknown) => isCurrent && setError(failure),
+      (found) => isCurrent && (setLoaded(found), setError(null)),
+      (failure: unknown) => {
+        if (!isCurrent) return;
+        setError(failure);
+        if (isAway(failure)) retry = setTimeout(() => setTurn((old) => old + 1), LOOK_EVERY_MS);
+      },
     );
-    return () => void (isCurrent = false);
+    return () => {
+      isCurrent = false;
+      clearTimeout(retry);
+    };
     // The name of a new graph matters only when it is first opened.
   }, [id, me.name, turn]);
 
@@ -147,7 +171,8 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
 
   const newest = versions.value?.[0];
   const body = (note: string, expected: number) => {
-    const rest = JSON.stringify({ name: loaded.name, note, expected_version: expected });
+    const isPlain = text === pretty(read(JSON.stringify(graph))) || text.length > MAX_SOURCE;
+    const rest = JSON.stringify({ name: loaded.name, note, expected_version: expected, ...(!isPlain && { source: text }) });
     return `{"document":${text.trim()},${rest.slice(1)}`;
   };
   const editor: Editor = {
@@ -158,8 +183,10 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
     positions,
     isDirty,
     isReadOnly: reason !== "",
+    mayAct: me.role !== "viewer",
     readOnlyReason: reason,
     restoredAt: loaded.restoredAt,
+    isElsewhere: loaded.isElsewhere,
     draftFails,
     problems,
     newer: newest && newest.version > loaded.base.version ? newest : null,
@@ -191,6 +218,13 @@ export function useEditor(id: string, me: Me, newName: string | null): Opened {
     discard() {
       dropDraft(me.name, id);
       setTurn((old) => old + 1);
+    },
+    async bringBack(version) {
+      const answer = read(await getText(`${urlOf(id)}?version=${version}`));
+      const origin = await originOf(id, answer);
+      const why = unreadable(origin.value);
+      if (why) throw new Error(`version ${version} cannot be edited: ${why}`);
+      put((old) => ({ ...old, graph: origin.value as Graph }));
     },
     importText(given) {
       const origin = read(given);

@@ -185,6 +185,8 @@ function Field(props: FieldProps) {
     disabled: form.disabled,
   };
   const choices = isChosen(spec, value) ? offered(form.pickers, spec.schema, path) : null;
+  // The field of the chosen kind has the same path, and shows the error.
+  const isInside = spec.kind === "variants" && !choices && value !== undefined && value !== null;
   const inner = { name, path, required, value, onChange, spec, id, aria, choices };
   const notes = (
     <>
@@ -193,7 +195,7 @@ function Field(props: FieldProps) {
           {hint}
         </span>
       )}
-      {error && (
+      {error && !isInside && (
         <span className="form-error small" id={`${id}-error`}>
           ✕ {visible(error)}
         </span>
@@ -232,7 +234,7 @@ function hintOf(spec: FieldSpec, schema: unknown, required: boolean): string {
   const shown =
     required || standard === undefined || typeof standard === "object" || standard === ""
       ? ""
-      : `${visible(String(standard))} if left blank`;
+      : `If left blank: ${visible(String(standard))}`;
   const parts = [visible(spec.description), boundsOf(spec), spec.kind === "boolean" ? "" : shown].filter(Boolean);
   return parts.map((part) => part.replace(/\.$/, "")).join(". ") + (parts.length ? "." : "");
 }

@@ -32,7 +32,7 @@ export interface Stop {
   unresolved: number | null;
   /** Whether waiting would have helped: others held what was missing. */
   momentary: boolean;
-  /** False for a call that stopped only because one below it did. */
+  /** Whether a limit refused this very call: not one that was cancelled, or that stopped because one below it did. */
   cause: boolean;
 }
 
@@ -416,11 +416,14 @@ function indexIn(names: string[], name: string): number {
   return index >= 0 ? index : names.push(name) - 1;
 }
 
+const CANCELS: ReadonlySet<string> = new Set(["aborted", "context_canceled"]);
+
 export function stopOf(given: unknown): Stop | null {
   if (typeof given !== "object" || given === null) return null;
   const data = given as Data;
+  const reason = text(data.reason) || text(data.stop_reason);
   return {
-    reason: text(data.reason) || text(data.stop_reason),
+    reason,
     message: text(data.message),
     budget: maybeText(data.budget),
     whose: maybeText(data.whose),
@@ -431,7 +434,7 @@ export function stopOf(given: unknown): Stop | null {
     asked: maybeNumber(data.asked),
     unresolved: maybeNumber(data.unresolved),
     momentary: data.momentary === true,
-    cause: data.cause !== false,
+    cause: data.cause !== false && !CANCELS.has(reason),
   };
 }
 

@@ -23,7 +23,8 @@ function table(): CallTable {
     made.begin({ call_id: id, parent_id: parent, kind: type ? "system" : "llm", name: "x", node_id: node, node_type: type }, 10, false);
   begin("n1", null, "each", "map");
   for (const item of [0, 1]) {
-    begin(`n2${item}`, "n1", `each/${item}/read`, "agent");
+    begin(`n1${item}`, "n1", `each/${item}`, "item");
+    begin(`n2${item}`, `n1${item}`, `each/${item}/read`, "agent");
     begin(`n3${item}`, `n2${item}`, `each/${item}/read`, null);
     made.finish({ call_id: `n3${item}`, status: "success", cost_usd: 0.001, tokens_in: 2, tokens_out: 1 }, 30);
   }
@@ -39,6 +40,7 @@ it("a graph has its nodes and edges, and a nested one is found by its path", () 
     ["look", "Look it up", false],
   ]);
   assert.deepEqual(part.edges.map(({ id, isLink }) => [id, isLink]), [["a", false], ["b", true]]);
+  assert.deepEqual(part.nodes.map(({ isPart }) => isPart), [false, false, true]); // the tool is used over a link
   assert.equal(partOf(DOCUMENT, ["each"])!.nodes[0]!.limitUsd, 0.5);
   for (const odd of [null, 7, "x", [], { nodes: 3 }, { nodes: [null] }]) partOf(odd, ["each"]);
   assert.equal(partOf(DOCUMENT, ["start"]), null);

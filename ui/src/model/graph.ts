@@ -14,6 +14,8 @@ export interface GraphNode {
   /** Whether a graph is nested in it. */
   hasInside: boolean;
   limitUsd: number | null;
+  /** Whether other nodes use it over links, and nothing flows through it: it never runs by itself. */
+  isPart: boolean;
 }
 
 export interface GraphEdge {
@@ -52,15 +54,15 @@ export function partOf(document: unknown, path: string[]): GraphPart | null {
   if (nodes.length === 0) return null;
   const known = new Set(nodes.map((node) => String(node.id)));
   const edges = listOf(graph, "edges").filter(({ source, target }) => known.has(String(source)) && known.has(String(target)));
-  return {
-    nodes: nodes.map(nodeOf),
-    edges: edges.map((edge, index) => ({
-      id: String(edge.id ?? index),
-      source: String(edge.source),
-      target: String(edge.target),
-      isLink: asObject(edge.data).channel === "link",
-    })),
-  };
+  const made = edges.map((edge, index) => ({
+    id: String(edge.id ?? index),
+    source: String(edge.source),
+    target: String(edge.target),
+    isLink: asObject(edge.data).channel === "link",
+  }));
+  const flows = new Set(made.flatMap(({ source, target, isLink }) => (isLink ? [] : [source, target])));
+  const used = new Set(made.flatMap(({ source, isLink }) => (isLink ? [source] : [])));
+  return { nodes: nodes.map((node) => nodeOf(node, used.has(String(node.id)) && !flows.has(String(node.id)))), edges: made };
 }
 
 /** Nodes that a run has entered without a document that names them, such as those of a Python program. */
@@ -71,12 +73,12 @@ export function seenNodes(table: CallTable): GraphPart {
     if (path === undefined) continue;
     const id = stepsOf(path)[0]!;
     const type = table.strings[table.nodeType[row]!] ?? "step";
-    if (!found.has(id)) found.set(id, { id, type, label: id, position: null, hasInside: false, limitUsd: null });
+    if (!found.has(id)) found.set(id, { id, type, label: id, position: null, hasInside: false, limitUsd: null, isPart: false });
   }
   return { nodes: [...found.values()], edges: [] };
 }
 
-function nodeOf(node: Data): GraphNode {
+function nodeOf(node: Data, isPart: boolean): GraphNode {
   const data = asObject(node.data);
   const position = asObject(node.position);
   const id = String(node.id);
@@ -89,6 +91,7 @@ function nodeOf(node: Data): GraphNode {
     position: placed ? { x: position.x as number, y: position.y as number } : null,
     hasInside: listOf(asObject(data.graph), "nodes").length > 0,
     limitUsd: Number.isNaN(limit) ? null : limit,
+    isPart,
   };
 }
 
@@ -140,10 +143,16 @@ function idsIn(strings: string[], path: string[]): (string | undefined)[] {
   return strings.map((text) => idOf(text, path) ?? undefined);
 }
 
-/** The node of a part that a path such as `each/3/read` names; null if it is of another part. */
+/** The node of a part that a path such as `each/3/read` names; null if it is of another part, or that of an item. */
 function idOf(path: string, part: string[]): string | null {
   const steps = stepsOf(path);
+  if (isItem(path)) return null;
   return steps.length === part.length + 1 && part.every((id, index) => steps[index] === id) ? steps.at(-1)! : null;
+}
+
+/** Whether a path such as `each/3` names an item of a map or a round of a loop, which is part of its node. */
+function isItem(path: string): boolean {
+  return /\/\d+$/.test(path);
 }
 
 /** Names in a path; the numbers of items and rounds are left out. */

@@ -17,6 +17,11 @@ export function formatUsd(nanos: number): string {
   return `${sign}$${text}`;
 }
 
+/** The price of a million tokens, with all its digits. */
+export function formatPrice(usd: number | null | undefined): string {
+  return usd == null ? "–" : `$${usd.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 9 })}`;
+}
+
 /** The exact amount, for tooltips. */
 export function exactUsd(nanos: number): string {
   const digits = String(Math.abs(nanos)).padStart(10, "0");

@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { EventShown, RunTree } from "../api/types.ts";
 import type { Call } from "./calls.ts";
-import { apply, applyHistory, budgetsAt, costByNode, fromColumns, HISTORY_TYPES, KNOWN_TYPES, newRun, payersOf, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
+import { apply, applyHistory, budgetsAt, costByNode, fromColumns, HISTORY_TYPES, KNOWN_TYPES, newRun, payersOf, setStored, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
 
 interface Recorded {
   run: { status: string; cost_nanos: number; tokens_in: number; tokens_out: number; epoch: number; last_seq: number };
@@ -256,6 +256,17 @@ test("a node's budget begins anew when the run is resumed, the run's goes on", (
   assert.equal([...state.budgets.values()][0]!.units[0]!.held, 500_000_000);
 });
 
+test("calls of a lost worker end with its last event, not with the run", () => {
+  const state = whole([
+    event(1, "run.started", { epoch: 1 }),
+    event(2, "call.started", { call_id: "n1", parent_id: null, kind: "llm", name: "m" }),
+    { ...event(3, "run.resumed", { epoch: 2 }), at_ms: 20_000 },
+    { ...event(4, "run.cancelled"), at_ms: 30_000 },
+  ]);
+  const [lost] = treeRows(state, 1);
+  assert.deepEqual([lost!.status, lost!.endedMs], ["interrupted", 1002]);
+});
+
 test("nothing is left running when a run ends", () => {
   const state = whole(
     numbered([
@@ -350,6 +361,52 @@ test("an earlier moment shows what had begun by then, and what was spent and bud
   assert.equal(statusAt(state, at(14)), "running");
   assert.equal(statusAt(state, at(69)), "halted");
   assert.deepEqual(budgetsAt(state, at(14)).map(({ level }) => level), ["run", "node"]);
+});
+
+test("daily budgets are those of the ledger until an event has newer figures, and of an earlier moment only those of events", () => {
+  const units = (spent: number) => [{ unit: "usd" as const, spent, held: 0, unresolved: 0, waiting: 0, limit: 1, left: 1 - spent }];
+  const day = { budget: "user:ann:2026-11-19", level: "owner" as const, node_id: null };
+  const run = { budget: "main", level: "run" as const, node_id: null, units: units(0.1) };
+  const figures = (state: RunState, atMs: number | null) =>
+    budgetsAt(state, atMs).map(({ level, units: [one], isStored }) => [level, one!.spent, isStored ?? false]);
+  const state = whole(numbered([["run.started", { epoch: 1 }], ["budget", run]]));
+  setStored(state, { budgets: [run, { ...day, units: units(0.25) }], last_seq: 2 });
+  assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 25e7, true]]);
+  assert.deepEqual(figures(state, 1002), [["run", 1e8, false]]);
+  assert.ok(apply(state, [event(3, "budget", { ...day, units: units(0.3) })]));
+  assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 3e8, false]]);
+  setStored(state, { budgets: [{ ...day, units: units(0.4) }], last_seq: 3 });
+  assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 4e8, true]]); // another run has spent more
+  assert.ok(apply(state, [event(4, "run.completed")]));
+  assert.deepEqual(figures(state, null), [["run", 1e8, false], ["owner", 3e8, false]]); // as when this run ended
+});
+
+test("what a lost worker has left unresolved is in the run's own budget, and counted once", () => {
+  const run = (unresolved: number) => ({
+    ...{ budget: "main", level: "run" as const, node_id: null },
+    units: [{ unit: "usd" as const, spent: 0.1, held: 0, unresolved, waiting: 0, limit: 1, left: 0.9 - unresolved }],
+  });
+  const unresolved = (state: RunState, atMs: number | null) => budgetsAt(state, atMs)[0]!.units[0]!.unresolved;
+  const state = whole(numbered([["run.resumed", { epoch: 2 }], ["budget", run(0)]]));
+  setStored(state, { budgets: [{ ...run(0.3), budget: "run:r" }], last_seq: 2 });
+  assert.equal(unresolved(state, null), 3e8);
+  assert.equal(unresolved(state, 1002), 0);
+  assert.ok(apply(state, [event(3, "budget", run(0.4))]));
+  assert.equal(unresolved(state, null), 4e8);
+});
+
+test("a call that was cancelled is none that a limit has refused", () => {
+  const stop = { reason: "aborted", message: "cancelled", budget: "run r", unit: null, cause: true };
+  const state = whole(
+    numbered([
+      ["run.started", { epoch: 1 }],
+      ["call.started", { call_id: "n1", parent_id: null, kind: "llm", name: "m" }],
+      ["call.ended", { call_id: "n1", parent_id: null, kind: "llm", name: "m", status: "halt", cost_usd: 0, stop }],
+      ["limit", { ...stop, stop_reason: "aborted", call_id: "n1" }],
+    ]),
+  );
+  assert.deepEqual(state.refusals, []);
+  assert.equal(treeRows(state)[0]!.stop!.cause, false);
 });
 
 test("a call is paid for by its nodes from the inside out, the run, its owner's day and everyone's day", () => {

@@ -5,7 +5,7 @@
 // columns of its calls instead, and continues with the events after them. What happened before is kept by its time, so
 // that the page can show any earlier moment. The model knows nothing of HTTP or of React.
 
-import type { BudgetShown, EventShown, RunEvent, RunTree } from "../api/types.ts";
+import type { BudgetList, BudgetShown, EventShown, RunEvent, RunTree } from "../api/types.ts";
 import { CallTable, COST_UNKNOWN, maybeText, number, REPLAYED, stopOf, text, type Stop } from "./calls.ts";
 import { EventLog } from "./event-log.ts";
 import { toNanos } from "./money.ts";
@@ -29,6 +29,8 @@ export interface Budget {
   level: string;
   node: string | null;
   units: Figures[];
+  /** Whether the figures were read from the ledger, and are those of now. */
+  isStored?: true;
 }
 
 export interface NodeState {
@@ -76,6 +78,10 @@ export interface RunState {
   attempts: Map<number, CallTable>;
   refusals: Refusal[];
   budgets: Map<string, Budget>;
+  /** What the ledger has, and events may not: daily budgets above a short run, bills of a lost worker. */
+  stored: Budget[];
+  /** The event up to which the ledger was read. */
+  storedSeq: number;
   log: EventLog;
   statuses: Change<Status>[];
   budgetChanges: Change<Budget>[];
@@ -163,6 +169,8 @@ export function newRun(): RunState {
     attempts: new Map(),
     refusals: [],
     budgets: new Map(),
+    stored: [],
+    storedSeq: 0,
     log: new EventLog(),
     statuses: [],
     budgetChanges: [],
@@ -266,7 +274,7 @@ function applyOne(state: RunState, event: EventShown): void {
   }
 }
 
-function applyRun(state: RunState, { type, data, at_ms }: EventShown): void {
+function applyRun(state: RunState, { seq, type, data, at_ms }: EventShown): void {
   const ending = ENDINGS[type];
   if (ending) {
     state.status = ending;
@@ -276,6 +284,8 @@ function applyRun(state: RunState, { type, data, at_ms }: EventShown): void {
     state.status = "queued";
     state.endedMs = null;
   } else if (type === "run.started" || type === "run.resumed") {
+    // A worker that was lost has reported no ends: its last event is the last that is known of its calls.
+    closeOpen(state, state.log.get(seq - 1)?.at_ms ?? at_ms);
     state.status = "running";
     state.epoch = number(data.epoch) || 1;
     state.startedMs ??= at_ms;
@@ -422,12 +432,39 @@ export function costByNode(state: RunState): Map<string, number> {
   return costs;
 }
 
+/** Keep the budgets of the run and of the days above it as the ledger has them. */
+export function setStored(state: RunState, { budgets, last_seq }: BudgetList): void {
+  state.storedSeq = last_seq;
+  state.stored = budgets.map((one) => ({ ...budgetOf(one), isStored: true }));
+}
+
 /** Budgets as they were at a moment, or now. */
 export function budgetsAt(state: RunState, atMs: number | null): Budget[] {
-  if (atMs === null) return [...state.budgets.values()];
+  if (atMs === null) {
+    const days = state.stored.filter(({ key, level }) => level !== "run" && !state.budgets.has(key));
+    return [...[...state.budgets.values()].map((budget) => newest(state, budget)), ...days];
+  }
   const found = new Map<string, Budget>();
   for (const { atMs: changed, value } of state.budgetChanges) if (changed <= atMs) found.set(value.key, value);
   return [...found.values()];
+}
+
+/** A budget as its last event has it, or the ledger: other runs spend of a day while this one waits. */
+function newest(state: RunState, budget: Budget): Budget {
+  if (budget.level === "run") return withUnresolved(budget, state.stored);
+  const stored = isLive(state.status) ? state.stored.find(({ key }) => key === budget.key) : undefined;
+  const reported = state.budgetChanges.findLast(({ value }) => value.key === budget.key)?.seq ?? 0;
+  return stored && reported <= state.storedSeq ? stored : budget;
+}
+
+/** The run's own budget with the bills that a lost worker has left: events have those of the newest attempt alone. */
+function withUnresolved(budget: Budget, stored: Budget[]): Budget {
+  const left = stored.find(({ level }) => level === "run")?.units ?? [];
+  const units = budget.units.map((one) => {
+    const unresolved = left.find(({ unit }) => unit === one.unit)?.unresolved ?? 0;
+    return unresolved > one.unresolved ? { ...one, unresolved } : one;
+  });
+  return { ...budget, units };
 }
 
 export function statusAt(state: RunState, atMs: number | null): Status {

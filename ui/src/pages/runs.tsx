@@ -1,7 +1,7 @@
 import { useEffect, useState } from "react";
 import { get, query, serverNow } from "../api/client.ts";
 import type { GraphPage, RunPage, RunSummary } from "../api/types.ts";
-import { formatDuration, formatUsd, toNanos } from "../model/money.ts";
+import { formatCount, formatDuration, formatUsd, toNanos } from "../model/money.ts";
 import { isLive } from "../model/run.ts";
 import { diffLink, runLink, setParams } from "../router.ts";
 import type { PageProps } from "./index.ts";
@@ -46,7 +46,7 @@ function List({ route, me }: PageProps) {
   const sinceMs = SINCE[since!]?.ms;
   const values = { status: filter.statuses, graph_id: graph, stop_reason: stop, sort, q, limit: PAGE * pages };
   const load = (signal: AbortSignal) =>
-    get<RunPage>(`/api/runs${query({ ...values, since: sinceMs && Math.max(0, Math.floor(serverNow() - sinceMs)) })}`, signal);
+    get<RunPage>(`/api/runs${query({ ...values, count: "true", since: sinceMs && Math.max(0, Math.floor(serverNow() - sinceMs)) })}`, signal);
   const runs = usePolled(`${query(values)} ${since}`, load, POLL_MS);
   useTopic("runs", runs.again, CHANGES_MS);
   const found = runs.value?.runs;
@@ -58,6 +58,7 @@ function List({ route, me }: PageProps) {
     <>
       <div className="bar">
         <h1>Runs</h1>
+        {!!runs.value?.total && <span className="muted small">{countInWords(runs.value.total)}</span>}
         <span className="grow" />
         {compared.length > 0 && (
           <>
@@ -134,6 +135,12 @@ function List({ route, me }: PageProps) {
       )}
     </>
   );
+}
+
+/** The server stops counting at 10,000. */
+function countInWords(total: number): string {
+  if (total === 1) return "1 run";
+  return `${formatCount(total)} ${total >= 10_000 ? "or more runs" : "runs"}`;
 }
 
 function Choice(props: { label: string; value: string; none: string; onChange: (value: string | null) => void; children: string[][] }) {

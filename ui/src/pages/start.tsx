@@ -1,20 +1,22 @@
 import { useState } from "react";
 import { get, post } from "../api/client.ts";
 import type { GraphPage, Limits, NewRun, RunShown } from "../api/types.ts";
-import { go, runLink } from "../router.ts";
+import { go, runLink, setParams } from "../router.ts";
 import { Failure, Field, useAction, usePolled } from "../ui/parts.tsx";
+import { visible } from "../ui/visible.ts";
 import type { PageProps } from "./index.ts";
 import { LimitFields, limitsInWords, readLimits } from "./limits.tsx";
 
 export default function StartPage({ route, me }: PageProps) {
   const graphs = usePolled("graphs", (signal) => get<GraphPage>("/api/graphs?limit=200", signal), 0);
   const runnable = graphs.value?.graphs.filter((graph) => graph.valid) ?? [];
-  const [picked, setPicked] = useState(route.params.get("graph") ?? "");
+  const picked = route.params.get("graph") ?? "";
   const [input, setInput] = useState("");
   const [asJson, setAsJson] = useState(false);
   const [limits, setLimits] = useState<Record<string, string>>({});
   const [busy, error, act] = useAction();
   const graph = picked || runnable[0]?.id || "";
+  const isListed = runnable.some(({ id }) => id === graph);
   const submit = () =>
     act(async () => {
       const body: NewRun = { graph_id: graph, input: asJson ? parseJson(input) : input };
@@ -34,7 +36,8 @@ export default function StartPage({ route, me }: PageProps) {
         <form className="panel pad stack" onSubmit={(event) => (event.preventDefault(), void submit())}>
           <Field label="Graph">
             {(id) => (
-              <select id={id} value={graph} onChange={(event) => setPicked(event.target.value)}>
+              <select id={id} value={graph} onChange={(event) => setParams(route, { graph: event.target.value })}>
+                {!isListed && <option value={graph}>{visible(graph)}</option>}
                 {runnable.map((one) => (
                   <option key={one.id} value={one.id}>
                     {one.id === one.name ? one.id : `${one.id}: ${one.name}`}

@@ -177,7 +177,14 @@ export function useAction(): [boolean, unknown, (action: () => Promise<void>) =>
   return [busy, error, run];
 }
 
-/** Loads now, again every `everyMs` while the tab is visible, and again when `key` changes. */
+const RETRY_MS = 3_000;
+
+/** Whether a request failed because the server is not there at the moment. */
+export function isAway(error: unknown): boolean {
+  return error instanceof ApiError && (error.status === 0 || error.status >= 502);
+}
+
+/** Loads now, again every `everyMs` while the tab is visible, and again when `key` changes or the server is back. */
 export function usePolled<T>(key: string, load: (signal: AbortSignal) => Promise<T>, everyMs: number) {
   const [state, setState] = useState<{ key: string; value: T | null; error: unknown }>({ key, value: null, error: null });
   const [turn, setTurn] = useState(0);
@@ -187,15 +194,17 @@ export function usePolled<T>(key: string, load: (signal: AbortSignal) => Promise
     const abort = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const once = async () => {
+      let pause = everyMs;
       if (document.visibilityState === "visible") {
         try {
           const value = await latest.current(abort.signal);
           if (!abort.signal.aborted) setState({ key, value, error: null });
         } catch (error) {
           if (!abort.signal.aborted) setState((old) => ({ key, value: old.key === key ? old.value : null, error }));
+          if (!everyMs && isAway(error)) pause = RETRY_MS;
         }
       }
-      if (!abort.signal.aborted && everyMs) timer = setTimeout(once, everyMs);
+      if (!abort.signal.aborted && pause) timer = setTimeout(once, pause);
     };
     void once();
     return () => {

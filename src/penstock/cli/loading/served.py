@@ -226,6 +226,12 @@ def loaded_files(folders: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
+def used_files(targets: Iterable[str], folders: Iterable[Path]) -> set[Path]:
+    """Return the Python files that the targets name, and those of modules that were imported with them."""
+    named = {Path(module_in(target)) for target in targets if is_code(target) and module_in(target).endswith(".py")}
+    return {path.resolve() for path in (*named, *loaded_files(folders).values())}
+
+
 def load_again(targets: Sequence[str], check: Check) -> Served:
     """Load the targets anew; modules that are not imported again stay as they are.
 

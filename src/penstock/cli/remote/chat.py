@@ -364,8 +364,9 @@ def _graph(server: Any, named: str | None, chat_id: str | None) -> str | None:
         raise Refused("the server has no graphs; start it with: penstock serve FILE.json")
     if named is not None and named not in [graph["id"] for graph in graphs]:
         server.check_graph(named)
-    able = [str(graph["id"]) for graph in graphs if graph["valid"] and graph["chat"]]
-    return named or next(iter(able), str(graphs[0]["id"]) if graphs else None)
+    able = [graph for graph in graphs if graph["chat"]]
+    first = next((graph for graph in able if graph["made_for_chat"]), next(iter(able or graphs), None))
+    return named or (None if first is None else str(first["id"]))
 
 
 def _bill(data: Mapping[str, Any], run_id: str) -> Line:

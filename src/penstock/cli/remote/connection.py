@@ -254,7 +254,8 @@ class Connection:
     def _refusal(self, response: httpx2.Response) -> Failed:
         message = _error_message(response)
         if response.status_code == 401:
-            return Failed(f"{self.url} needs a token: {message}; set PENSTOCK_TOKEN")
+            fact = f"refuses the token: {message}" if "authorization" in response.request.headers else "needs a token"
+            return Failed(f"{self.url} {fact}; set PENSTOCK_TOKEN, or use --token")
         if response.status_code == 429:
             wait_s = response.headers.get("retry-after")
             return Failed(f"{message}; try again in {wait_s} s" if wait_s and "try again" not in message else message)

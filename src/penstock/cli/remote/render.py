@@ -208,7 +208,9 @@ def _advice_for_halted(run: Mapping[str, Any], halt: Mapping[str, Any], at: str)
     steps = {step["step"]: step for step in run.get("advice") or ()}
     resolving = f"its bills are resolved, so resume it with: {resume}; or " if "resume" in steps else ""
     if "resolve_bills" in steps:
-        resolving = _resolving(steps["resolve_bills"], f"{run['id']}{at}", resume)
+        step = steps["resolve_bills"]
+        is_own = bool(run.get("unresolved_usd"))
+        resolving = _resolving(step, f"{run['id']}{at}", resume) if is_own else _resolving_others(step, at, resume)
     if whose in DAILY:
         start = "NODE" if node is None else shlex.quote(printable(str(node)))
         fork = f"penstock runs fork {run['id']} --at {start}{at}"
@@ -228,6 +230,12 @@ def _resolving(step: Mapping[str, Any], run: str, resume: str) -> str:
     held = f"unresolved bills hold {dollars(step['amount_usd'])}"
     less = "set max_output_tokens on its models so that a failed call holds less"
     return f"{held}: resolve them with: penstock runs bills {run}, then: {resume}; {less}; or "
+
+
+def _resolving_others(step: Mapping[str, Any], at: str, resume: str) -> str:
+    """Return how to free what bills of other runs hold of a daily budget; other advice follows."""
+    held = f"unresolved bills of other runs hold {dollars(step['amount_usd'])} of it"
+    return f"{held} (GET /api/bills lists them): resolve them with: penstock runs bills RUN{at}, then: {resume}; or "
 
 
 def took(run: Mapping[str, Any]) -> str:

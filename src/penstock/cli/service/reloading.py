@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading.code import describe_error
-from penstock.cli.loading.served import Check, Served, folders_of, load_again, snapshot
+from penstock.cli.loading.served import Check, Served, folders_of, load_again, snapshot, used_files
 from penstock.cli.render.screen import printable
 from penstock.cli.service.seed_graphs import save_graph_files
 from penstock.hosting.host import RunHost
-
-if TYPE_CHECKING:
-    from penstock.nodes.program import Program
+from penstock.runtime.worker import LoopJob
 
 POLL_INTERVAL_S = 0.3
+SLOW_S = 10.0
+"""After this time, an import that has not ended is reported."""
 
 Snapshot = dict[Path, tuple[int, int]]
 
@@ -34,7 +33,7 @@ class Reloader:
     def __init__(
         self,
         targets: Sequence[str],
-        programs: dict[str, Program],
+        served: Served,
         check: Check,
         report: Callable[[str], None],
         *,
@@ -44,8 +43,12 @@ class Reloader:
         # the same.
         sys.dont_write_bytecode = True
         self._targets = targets
-        self._programs = programs
+        self._programs = served.programs
         """The programs that nodes run, changed in place."""
+        self._files = dict(served.files)
+        """What is served, by graph id."""
+        self._has_refused = bool(served.refused)
+        """Whether a target could not be loaded the last time: a file that it imports may be what has to change."""
         self._check = check
         self._report = report
         self._interval_s = interval_s
@@ -76,31 +79,61 @@ class Reloader:
             await asyncio.sleep(self._interval_s)
             now = await self._look()
             if now != loaded and now == before:
-                changed = sorted(str(path) for path in now.keys() | loaded.keys() if now.get(path) != loaded.get(path))
-                await self._reload(host, changed)
-                now = loaded = await self._loaded_from(now)
+                changed = [path for path in now.keys() | loaded.keys() if now.get(path) != loaded.get(path)]
+                if used := self._used(changed):
+                    await self._reload(host, used)
+                    now = await self._loaded_from(now)
+                loaded = now
             before = now
+
+    def _used(self, changed: Sequence[Path]) -> list[Path]:
+        """Return which of these files the targets may consist of; scripts that lie beside them are not loaded."""
+        if self._has_refused:
+            return sorted(changed)
+        used = used_files(self._targets, self._folders)
+        return sorted(path for path in changed if path.suffix != ".py" or path.resolve() in used)
 
     async def _loaded_from(self, seen: Snapshot) -> Snapshot:
         """Return the files that are watched from now on: those seen before the reload as they were then."""
         return {**await self._look(), **seen}
 
-    async def _reload(self, host: RunHost, changed: Sequence[str]) -> None:
-        names = printable(", ".join(Path(path).name for path in changed))
+    async def _reload(self, host: RunHost, changed: Sequence[Path]) -> None:
+        names = printable(", ".join(path.name for path in changed))
         try:
-            served = await asyncio.to_thread(load_again, self._targets, self._check)
+            served = await self._load(names)
             self._programs.update(served.programs)  # before graphs are checked for what is offered
             saved = await save_graph_files(host, served.files.values())
         except Exception as error:  # a store that is unavailable must not end the watch: the next change is loaded
             self._report(f"  not reloaded  {names}: {printable(describe_error(error))}")
             return
-        self._replace(served)
         notes = [f"  not reloaded  {printable(str(refused))}" for refused in served.refused]
-        self._report("\n".join([f"  reloaded      {names}", *saved.notes, *notes]))
+        self._report("\n".join([f"  reloaded      {names}", *saved.notes, *self._replace(served), *notes]))
 
-    def _replace(self, served: Served) -> None:
-        """Let new runs use the programs that were loaded; if some could not be loaded, none is removed."""
-        gone: Any = self._programs.keys() - served.programs.keys() if not served.refused else ()
+    async def _load(self, names: str) -> Served:
+        """Load the targets on a thread that the process need not wait for at its end: an import may never return."""
+        job = LoopJob(lambda: load_again(self._targets, self._check), lambda _value, _error: None)
+        loading = asyncio.ensure_future(job.result())
+        try:
+            if not (await asyncio.wait((loading,), timeout=SLOW_S))[0]:
+                fact = f"not imported after {SLOW_S:g} s, and running still; what is served stays until then"
+                self._report(f"  not reloaded  {names}: {fact}")
+            served: Served = await loading
+        finally:
+            loading.cancel()
+        return served
+
+    def _replace(self, served: Served) -> Iterator[str]:
+        """Let new runs use what was loaded, and yield what was added and removed; nothing is while a target fails."""
+        for file in served.files.values():
+            if file.id not in self._files:
+                yield f"  added         {printable(f'{file.where}: {file.id}')}"
+        self._has_refused = bool(served.refused)
+        gone = [] if served.refused else [file for id, file in self._files.items() if id not in served.files]
+        for file in gone:
+            if self._programs.pop(file.id, None) is not None:
+                yield f"  removed       {printable(f'{file.where}: {file.id} is no longer served')}"
+            elif Path(file.where).suffix == ".json":
+                advice = f"it is served as it was stored; archive it with DELETE /api/graphs/{file.id}"
+                yield f"  removed       {printable(f'{file.where}, which had {file.id}: {advice}')}"
         self._programs.update(served.programs)
-        for name in gone:
-            del self._programs[name]
+        self._files = {**(self._files if served.refused else {}), **served.files}

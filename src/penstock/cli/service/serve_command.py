@@ -253,7 +253,7 @@ def _reloader(arguments: ServeArguments, loaded: Loaded) -> Reloader:
     def check(document: Mapping[str, Any]) -> Sequence[Problem]:
         return problems_in(document, loaded.executors, loaded.nodes.services)
 
-    return Reloader(arguments.graphs, loaded.served.programs, check, print_text)
+    return Reloader(arguments.graphs, loaded.served, check, print_text)
 
 
 async def _serve_stdio(arguments: ServeArguments, loaded: Loaded) -> None:

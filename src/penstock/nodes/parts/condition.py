@@ -30,6 +30,8 @@ MAX_CHARACTERS = 100_000
 
 MACRO = re.compile(r"\b(map|filter|all|exists|exists_one|existsOne)\b(?:\s|//[^\n]*\n)*\(")
 
+SYNTAX_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.+?)(?: expecting .*)?$", re.M)
+
 FUNCTIONS = frozenset(
     {
         *("_&&_", "_||_", "!_", "-_", "_?_:_", "_[_]", "_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_"),
@@ -73,13 +75,15 @@ class Condition:
             raise ConditionInvalid(f"{macro[1]}(…) iterates over a list, which takes an unbounded time")
         if expression.count("+") > MAX_ADDITIONS:
             raise ConditionInvalid(f"it has more than {MAX_ADDITIONS} additions, the maximum")
+        if not expression.strip():
+            raise ConditionInvalid("this is needed, and it is blank")
         cel = _cel()
         try:
             self._program = cel.compile(expression)
         except BaseException as error:
             if not _is_the_librarys(error):
                 raise
-            raise ConditionInvalid(_first_line(error)) from error
+            raise ConditionInvalid(_syntax_error(error)) from error
         self._refuse("there is no function", self._program.functions(), FUNCTIONS)
         self._refuse("there is no", self._program.variables(), frozenset(names))
 
@@ -152,6 +156,16 @@ def _refuse_size(expression: str, values: Mapping[str, Any]) -> None:
 def _is_the_librarys(error: BaseException) -> bool:
     """Whether the library raised it; a panic of its Rust code is not an Exception, but must not stop the program."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _syntax_error(error: BaseException) -> str:
+    """Return where the parser stopped, without the names it has for all that it would have taken there."""
+    found = SYNTAX_ERROR.search(str(error))
+    if found is None:
+        return _first_line(error)
+    line, column, why = found.groups()
+    why = "it ends too early" if "'<EOF>'" in why else why[:200]
+    return f"it cannot be read at line {line}, column {column}: {why}"
 
 
 def _first_line(error: BaseException) -> str:

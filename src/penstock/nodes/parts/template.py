@@ -146,7 +146,7 @@ def _shown(path: Path, values: Mapping[str, Any], missing: str | None) -> Iterab
         elif missing is not None:
             return (missing,)
         else:
-            raise TemplateFailed(f"there is no {_written(path[: done + 1])}{_known(values) if not done else ''}")
+            raise TemplateFailed(f"{_written(path[: done + 1])} has no value{_known(values) if not done else ''}")
     return (value,) if isinstance(value, str) else _as_json(value, path)
 
 
@@ -170,4 +170,5 @@ def _written(path: Path) -> str:
 
 
 def _known(values: Mapping[str, Any]) -> str:
-    return f"; there are: {', '.join(sorted(map(str, values))[:20]) or 'none'}"
+    names = ", ".join(sorted(map(str, values))[:20])
+    return f"; there are values for: {names}" if names else ": no values arrived"

@@ -151,11 +151,11 @@ class PriceBook:
 
     def report_unpriced(self, model: str) -> str:
         """Return the warning about a model without a price; logged once for each model."""
-        otherwise = "refuse such calls (PriceBook(unknown='refuse'))"
+        otherwise = "refuse such calls (PriceBook(unknown='refuse'), --unknown-prices refuse)"
         if self.unknown == "refuse":  # only the answer has named the model
             otherwise = "name the model in the call, so that it is refused"
         facts = f"model {model!r} has no known price, so its calls are not limited by cost"
-        message = f"{facts}: register a price for it (PriceBook.register), or {otherwise}"
+        message = f"{facts}: register a price for it (PriceBook.register, --prices), or {otherwise}"
         if model not in self._reported and len(self._reported) < MAX_REPORTED:
             import logging  # rarely needed, and slow to import
 

@@ -12,7 +12,7 @@ Knows no node type.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -32,6 +32,7 @@ OPTIONS = ("error_policy", "budget")
 """Keys that the data of every node that runs may have beside the settings of its type: see `node_options`."""
 
 MAX_SENTENCE = 300
+BLANK = "String should have at least 1 character"
 MAX_KNOWN = 500
 MAX_KNOWN_TEXT = 2_000
 
@@ -188,7 +189,21 @@ class Settings(Generic[D]):
             return self._adapter.validate_python(kept), []
         except self._invalid as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
-            return None, [self._finding(one, kept) for one in found]
+            return None, list(self._of_nearest_kind(found, kept))
+
+    def _of_nearest_kind(self, found: list[ErrorDetails], data: Any) -> Iterator[Finding]:
+        """Yield the findings, without those of the other kinds of a value that may be of several kinds.
+
+        For a blank name where a name or a script may be, only the name is at fault: it is no script, and need not be.
+        """
+        findings = [(self._finding(one, data), one["type"].endswith("_type")) for one in found]
+        closer = [path for (path, _), is_of_other_kind in findings if not is_of_other_kind]
+        for finding, is_of_other_kind in findings:
+            path = finding[0]
+            if not (
+                is_of_other_kind and any(one == path or one.startswith((f"{path}.", f"{path}[")) for one in closer)
+            ):
+                yield finding
 
     def _finding(self, found: ErrorDetails, data: Any) -> Finding:
         where = _steps_in(data, found["loc"], is_there=found["type"] != "missing")
@@ -200,6 +215,8 @@ class Settings(Generic[D]):
             return path_of(where), f"there is no such setting{known}"
         if found["type"] in ("dataclass_type", "dict_type"):
             return path_of(where), "input should be an object"
+        if found["type"] == "string_too_short" and found["msg"] == BLANK:
+            return path_of(where), "this is needed, and it is blank"
         message = found["msg"][:MAX_SENTENCE]
         return path_of(where), message[:1].lower() + message[1:]
 

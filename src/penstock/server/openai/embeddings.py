@@ -39,7 +39,7 @@ class EmbeddingBody(RequestObject):
 
     model: Annotated[Text, StringConstraints(min_length=1, max_length=200)]
     """The id of a graph; `graph@3` for its third version."""
-    input: Text | Annotated[list[Text] | list[Token] | list[list[Token]], Field(min_length=1)]
+    input: Text | list[Text] | list[Token] | list[list[Token]]
     """A text or several, or their tokens."""
     dimensions: Annotated[int, Field(strict=True, ge=1, le=MAX_DIMENSIONS)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -58,12 +58,14 @@ async def embed(service: Service, user: User, body: EmbeddingBody, request: Requ
     try:
         with naming_run(handle.run.id):
             _, end = await cancel_on_disconnect(request.receive, handle.result())
-            return Response(await _answer(handle, body, _completed(end, handle)), media_type="application/json")
+            answer = await _answer(handle, body, _completed(end, handle))
     except ClientDisconnected:
         await handle.on_disconnect(user, body.penstock, entry)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         entry.delivered()
+    entry.answered()
+    return Response(answer, media_type="application/json")
 
 
 async def _start(

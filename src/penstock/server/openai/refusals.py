@@ -17,6 +17,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import Response
 
+from penstock.agents.formats import FormatError
 from penstock.errors import PenstockError
 from penstock.hosting.halts import RAISED_BY
 from penstock.kernel.graph import GraphInvalid
@@ -45,6 +46,16 @@ TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+PARAMS: Mapping[str, str] = {
+    StopReason.PRICE_UNKNOWN: "model",
+    ModelUnknown.__name__: "model",
+    ToolNameTaken.__name__: "tools",
+}
+"""The parameter that is at fault, by the reason for which a run stopped."""
+ADVICE: Mapping[str, str] = {
+    FormatError.__name__: "use a simpler schema, or a model that can enforce it and strict: true",
+}
+"""What to do, by the reason for which a run stopped."""
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 """Header that OpenAI's clients check before they retry automatically."""
 CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found"}
@@ -191,12 +202,13 @@ def failure_of(
     if ended.status == "parked":
         return parked_error(ended, run_id)
     status, code = _status_of(ended)
-    advice = _how_to_raise(ended, run_id, own_limits, is_named) if ended.is_limit else None
+    reason = str(ended.reason)
+    advice = _how_to_raise(ended, run_id, own_limits, is_named) if ended.is_limit else ADVICE.get(reason)
     message = "; ".join(filter(None, (_outcome(ended, run_id), advice)))
-    param = "model" if ended.reason == StopReason.PRICE_UNKNOWN else None
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
     may_retry = status == 429 and ended.is_free and not is_named
     about = run_facts(run_id, ended)
+    param = PARAMS.get(reason)
     return Refused(status, message, param=param, code=code, headers=headers, may_retry=may_retry, about=about)
 
 
@@ -243,18 +255,27 @@ def _of_validation(errors: Sequence[Any]) -> Refused:
     place = _place(first)
     is_read = first.get("type") != "json_invalid"  # for invalid JSON, the place is a text position, not a field
     param = ".".join(place) if place and is_read else None
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    others = len({tuple(_place(error)) for error in errors if not _is_below(error, _place(errors[0]))})
+    more = f" (and {others} more)" if others else ""
     what = f"{param}: " if param else ""
-    return Refused(
-        400, f"{what}{first.get('msg', 'the request is invalid')}{more}", param=param, code="invalid_request"
-    )
+    return Refused(400, f"{what}{_expected(errors, place)}{more}", param=param, code="invalid_request")
+
+
+def _expected(errors: Sequence[Any], place: Sequence[str]) -> str:
+    """Return what is wrong at this place; the alternatives of a union type are one sentence."""
+    found = dict.fromkeys(str(error.get("msg")) for error in errors if _place(error) == place)
+    first, *others = found or ["the request is invalid"]
+    return ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
 
 
 def _nearest(errors: Sequence[Any]) -> Any:
     """Return the first error; for a field of a union type, the error of the alternative that matched deepest."""
     within = _place(errors[0])
-    candidates = [error for error in errors if _place(error)[: len(within)] == within]
-    return max(candidates, key=lambda error: len(_place(error)))
+    return max((error for error in errors if _is_below(error, within)), key=lambda error: len(_place(error)))
+
+
+def _is_below(error: Any, place: Sequence[str]) -> bool:
+    return _place(error)[: len(place)] == place
 
 
 def _place(error: Any) -> list[str]:

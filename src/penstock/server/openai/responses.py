@@ -50,21 +50,23 @@ async def respond(service: Service, user: User, body: ResponseBody, request: Req
     if body.stream:
         return await open_stream(service, user, lambda: _stream(service, user, body, request))
     handle, entry = await _start(service, user, body, request)
-    response = _builder(handle, body)
+    response, current = _builder(handle, body), None
     try:
         with naming_run(handle.run.id):
             if body.background:
                 run = await service.host.get(handle.run.id) or handle.run
-                return _json(await _current(service, run, handle.answering, response))
-            await cancel_on_disconnect(request.receive, _complete(handle, response))
+                current = await _current(service, run, handle.answering, response)
+            else:
+                await cancel_on_disconnect(request.receive, _complete(handle, response))
     except ClientDisconnected:
         await handle.on_disconnect(user, body.penstock, entry)()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         entry.delivered()
-    if response.ended is not None and response.ended.status == "parked":
+    if current is None and response.ended is not None and response.ended.status == "parked":
         raise parked_error(response.ended, handle.run.id)
-    return _json(response)
+    entry.answered()
+    return _json(current or response)
 
 
 async def _stream(service: Service, user: User, body: ResponseBody, request: Request) -> EventStream:

@@ -3,7 +3,8 @@
 A client's SDK repeats a request that got no answer. The run of a lost request continues for a moment (`grace_s`); if
 the same user sends the same request in that time, that request follows the run, and nothing is paid twice. Otherwise
 the run is cancelled. Requests that several clients send at once are separate, however equal they are: only a request
-that was lost is taken up, or one still under way if the SDK says that it repeats it (`x-stainless-retry-count`).
+that was lost is taken up, or, if the SDK says that it repeats one (`x-stainless-retry-count`), one that is still under
+way or was answered a moment ago: its answer may have been lost on its way. Errors are not: a retry of them starts anew.
 
 In memory, for one process: across several, `Idempotency-Key` names the run, which then goes on without its client.
 """
@@ -27,6 +28,8 @@ T = TypeVar("T")
 """The run of a request, with what is needed to answer from it."""
 
 MAX_KEY = 255
+MAX_ANSWERED = 1_000
+"""Maximum number of requests that are kept after their answer, with their inputs."""
 RETRY_COUNT = "x-stainless-retry-count"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -45,6 +48,10 @@ class Entry(Generic[T]):
         """Forget the request: its client has the answer."""
         self.retries.remove(self)
 
+    def answered(self) -> None:
+        """Forget the request in a moment: its answer is sent, and may be lost."""
+        self.retries.keep(self)
+
     async def is_adopted(self) -> bool:
         """Wait for a repeated request after the client disconnected; return whether one came in time."""
         self.is_lost = True
@@ -59,17 +66,29 @@ class Entry(Generic[T]):
 
 
 class Retries(Generic[T]):
-    """The requests of one server whose answers are not delivered yet."""
+    """The requests of one server whose answers are not delivered yet, or only just."""
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self._entries: dict[str, list[Entry[T]]] = {}
+        self._answered = 0
 
     def add(self, key: str, handle: T) -> Entry[T]:
         """Add a request that was started."""
         entry = Entry(self, key, handle)
         self._entries.setdefault(key, []).append(entry)
         return entry
+
+    def keep(self, entry: Entry[T]) -> None:
+        """Keep an answered request for `grace_s`, unless `MAX_ANSWERED` are kept."""
+        if self.grace_s > 0 and self._answered < MAX_ANSWERED:
+            self._answered += 1
+            self._entries.setdefault(entry.key, []).append(entry)
+            asyncio.get_running_loop().call_later(self.grace_s, self._drop, entry)
+
+    def _drop(self, entry: Entry[T]) -> None:
+        self._answered -= 1
+        self.remove(entry)
 
     def remove(self, entry: Entry[T]) -> None:
         """Remove a request; no effect if it was removed before."""

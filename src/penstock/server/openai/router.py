@@ -173,6 +173,7 @@ async def _complete(service: Service, user: User, body: ChatCompletionBody, requ
         entry.delivered()
     if failure := _failure(end, answer, handle):
         raise failure
+    entry.answered()
     return _json(_completion(handle, body).whole(answer.text, end))
 
 

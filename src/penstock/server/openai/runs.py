@@ -53,6 +53,7 @@ from penstock.hosting.ports import (
 )
 from penstock.nodes.client_tools import EXPECTS as CLIENT_TOOLS
 from penstock.nodes.client_tools import ClientRequest
+from penstock.nodes.embedding import TYPE as EMBEDDING
 from penstock.server.auth import User
 from penstock.server.errors import RETRY_AFTER_S, ApiError
 from penstock.server.graph_check import GraphChecker, is_chat_entered, is_conversational
@@ -401,6 +402,7 @@ class Continuation:
 async def start(request: RunRequest) -> RunHandle:
     """Start a run on a conversation, or continue the one that waits for the tool results at its end."""
     _check(request)
+    _must_answer_in_text(request.graph)
     request = replace(request, turns=with_rounds(request.turns))
     if not request.graph.is_conversational:
         return _handle(request, await _submit(request))
@@ -631,6 +633,13 @@ def _check(request: RunRequest) -> None:
     if request.service.streams.closing().is_set():
         raise ApiError(503, CLOSING, retry_after_s=RETRY_AFTER_S)
     request.user.check_new_id("penstock.run_id", request.run_id)
+
+
+def _must_answer_in_text(graph: ModelGraph) -> None:
+    types = {node.get("id"): node.get("type") for node in graph.record.document["nodes"]}
+    if {types.get(id) for id in graph.answering} == {EMBEDDING}:
+        message = f"the model {graph.id!r} makes embeddings, and no text: send the texts to /v1/embeddings"
+        raise Refused(400, message, param="model", code="unsupported_model")
 
 
 async def _start_turn(request: RunRequest, keys: Sequence[str], conversation: str | None) -> RunRecord:

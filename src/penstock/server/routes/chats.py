@@ -204,7 +204,7 @@ async def list_agents(service: Service, before: QueryId = None, limit: PageSize 
     agents = [
         AgentShown(id=graph.id, name=graph.name, version=graph.version, made_for_chat=is_conversational(graph))
         for graph in found[:limit]
-        if not await service.graphs.problems(graph, in_chat=True)
+        if await service.graphs.can_chat(graph)
     ]
     return AgentPage(agents=agents, next=found[limit - 1].id if len(found) > limit else None)
 

@@ -44,6 +44,14 @@ RESERVED = reserved("/api/graphs/{graph_id}")
 MAX_CHANGES = 1_000
 """Maximum number of changes in a diff."""
 
+SOURCE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"application/json": {"schema": {"type": "object"}}},
+        "description": "The document as it was written",
+    },
+    204: {"description": "The version has no text of its own"},
+}
+
 VersionQuery = Annotated[int | None, Query(ge=1, le=MAX_VERSION)]
 
 
@@ -60,7 +68,10 @@ async def list_graphs(
     found = await service.stores.graphs.list(
         owner=owner, before=before, limit=limit + 1, text=q or None, is_archived=archived
     )
-    shown = [GraphListed.of(record, await service.graphs.problems(record)) for record in found[:limit]]
+    shown = [
+        GraphListed.of(record, await service.graphs.problems(record), can_chat=await service.graphs.can_chat(record))
+        for record in found[:limit]
+    ]
     return GraphPage(graphs=shown, next=shown[-1].id if len(found) > limit else None)
 
 
@@ -75,7 +86,7 @@ async def create_graph(body: NewGraph, service: Service, user: CurrentUser) -> G
     existing = await newest_to_replace(service.stores.graphs, body.id)
     _must_not_be_served(service, existing)
     expected = 0 if existing is None or existing.document != document else None
-    saved = await _save(service, body.id, user.name, body.name, document, expected, saved_by=user.name, note=body.note)
+    saved = await _save(service, body.id, user.name, body.name, document, expected, body, saved_by=user.name)
     return await _shown(service, saved)
 
 
@@ -106,7 +117,7 @@ async def put_graph(graph_id: PathId, body: GraphVersion, service: Service, user
     owner = user.name if record is None else _changeable(record, user).owner
     name = body.name or (graph_id if record is None else record.name)
     expected = body.expected_version
-    saved = await _save(service, graph_id, owner, name, document, expected, saved_by=user.name, note=body.note)
+    saved = await _save(service, graph_id, owner, name, document, expected, body, saved_by=user.name)
     return await _shown(service, saved)
 
 
@@ -153,6 +164,15 @@ async def diff_versions(
     )
 
 
+@router.get("/{graph_id}/source", response_class=Response, responses=SOURCE)
+async def get_source(graph_id: PathId, service: Service, version: VersionQuery = None) -> Response:
+    """Return the JSON text that a version was saved with, byte for byte; 204 if it was saved without one."""
+    if await service.stores.graphs.head(graph_id, version) is None:
+        raise not_found("graph")
+    text = await service.stores.graphs.source(graph_id, version)
+    return Response(text, media_type="application/json") if text else Response(status_code=204)
+
+
 @router.get("/{graph_id}/layout")
 async def get_layout(graph_id: PathId, service: Service) -> LayoutShown:
     """Return the stored positions of a graph's nodes; a node without one is drawn where its document says."""
@@ -179,7 +199,8 @@ async def _version(service: ServerState, graph_id: str, version: int | None) -> 
 
 
 async def _shown(service: ServerState, record: GraphRecord) -> GraphShown:
-    return GraphShown.whole(record, await service.graphs.problems(record))
+    problems = await service.graphs.problems(record)
+    return GraphShown.whole(record, problems, can_chat=await service.graphs.can_chat(record))
 
 
 async def _save(
@@ -189,14 +210,15 @@ async def _save(
     name: str,
     document: dict[str, Any],
     expected: int | None,
+    body: NewGraph | GraphVersion,
     *,
     saved_by: str,
-    note: str,
 ) -> GraphRecord:
     """Save the graph and return its record; an archived graph is restored."""
     now_ms = service.now_ms()
+    texts = {"saved_by": saved_by, "note": body.note, "source": body.source or ""}
     saved: GraphRecord = await service.stores.graphs.save(
-        graph_id, owner, name, document, now_ms=now_ms, expected_version=expected, saved_by=saved_by, note=note
+        graph_id, owner, name, document, now_ms=now_ms, expected_version=expected, **texts
     )
     audit.note(target=graph_id, owner=saved.owner, version=saved.version)
     if saved.is_archived:

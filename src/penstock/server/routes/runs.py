@@ -56,6 +56,8 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY]
 
 MAX_SEQ = 2**53 - 1
 EXPORT_PAGE = 200
+MAX_COUNTED = 10_000
+"""Number of runs at which counting stops: to count more takes a long scan."""
 Stream = Annotated[bool, Query(description="Respond with a stream of the run's events")]
 Place = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 Origin = Literal["run", "chat", "fork", "replay"]
@@ -85,28 +87,24 @@ async def list_runs(
     ] = None,
     origin: Annotated[Origin | None, Query(description="How the run began")] = None,
     sort: Annotated[RunOrder, Query(description="Newest or most expensive first")] = "created",
+    count: Annotated[bool, Query(description="Count the runs of all pages")] = False,
 ) -> RunPage:
     """List your own runs, newest first; admins see all runs.
 
-    Runs in progress have `live` figures: what they have spent, and what their calls hold.
+    Runs in progress have `live` figures: what they have spent, and what their calls hold. With `count`, `total` is the
+    number of runs that match on all pages; 10,000 stands for that many or more.
     """
     if before is not None:
         await check_cursor("run", service.stores.runs.get(before), user)
     cost_nanos = None if min_cost_usd is None else to_nanos(min_cost_usd)
     reason = None if stop_reason is None else str(stop_reason)
-    found = await service.stores.runs.list(
-        owner=owner_filter(user, owner),
-        statuses=status or (),
-        graph_id=graph_id,
-        chat_id=chat_id,
-        before=before,
-        limit=limit + 1,
-        matching=RunFilter(since, until, reason, cost_nanos, q, origin=origin),
-        order=sort,
-    )
+    matching = RunFilter(since, until, reason, cost_nanos, q, origin=origin)
+    wanted = {"owner": owner_filter(user, owner), "statuses": status or (), "graph_id": graph_id, "chat_id": chat_id}
+    found = await service.stores.runs.list(before=before, limit=limit + 1, matching=matching, order=sort, **wanted)
+    total = await service.stores.runs.count(matching=matching, at_most=MAX_COUNTED, **wanted) if count else None
     live = await service.host.live_usage(found[:limit])
     shown = [RunSummary.of(run, live.get(run.id)) for run in found[:limit]]
-    return RunPage(runs=shown, next=shown[-1].id if len(found) > limit else None)
+    return RunPage(runs=shown, next=shown[-1].id if len(found) > limit else None, total=total)
 
 
 @router.post("", status_code=201, response_model=RunShown, responses=STREAMED)

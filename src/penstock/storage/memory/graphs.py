@@ -30,6 +30,8 @@ class MemoryGraphStore:
         self._undo = undo or UndoLog()
         self._graphs: dict[str, list[GraphRecord]] = {}
         """The versions of each graph, the oldest first: version 1 is at index 0."""
+        self._sources: dict[tuple[str, int], str] = {}
+        """The text that a version was saved with, by graph and version."""
         self._archived: set[str] = set()
         self._layouts: dict[str, str] = {}
         """Positions of nodes by graph, as JSON."""
@@ -45,7 +47,9 @@ class MemoryGraphStore:
         expected_version: int | None = None,
         saved_by: str = "",
         note: str = "",
+        source: str = "",
     ) -> GraphRecord:
+        source = codec.decode_source(codec.encode_source("document", document, source))
         if saved_by:
             codec.name("saved_by", saved_by)
         versions = self._graphs.get(graph_id, [])
@@ -60,6 +64,9 @@ class MemoryGraphStore:
         check_expected_version(graph_id, len(versions), expected_version)
         self._undo.entry(self._graphs, graph_id)
         self._graphs[graph_id] = [*versions, encoded]
+        if source:
+            self._undo.entry(self._sources, (graph_id, graph.version))
+            self._sources[graph_id, graph.version] = source
         return self._decode(encoded)
 
     async def get(self, graph_id: str, version: int | None = None) -> GraphRecord | None:
@@ -69,6 +76,10 @@ class MemoryGraphStore:
     async def head(self, graph_id: str, version: int | None = None) -> GraphHead | None:
         found = self._find(graph_id, version)
         return None if found is None else GraphHead(graph_id, found.version, found.owner, graph_id in self._archived)
+
+    async def source(self, graph_id: str, version: int | None = None) -> str:
+        found = self._find(graph_id, version)
+        return "" if found is None else self._sources.get((graph_id, found.version), "")
 
     async def list(
         self,

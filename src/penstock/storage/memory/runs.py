@@ -139,15 +139,24 @@ class MemoryRunStore:
         listed = (
             run
             for run in sorted(self._matching(owner, statuses), key=rank, reverse=True)
-            if (graph_id is None or run.graph_id == graph_id)
-            and (chat_id is None or RUN.decode(run).chat_id == chat_id)
-            and _matches(run, matching)
-            and self._is_before(run, before, rank)
+            if _is_listed(run, graph_id, chat_id, matching) and self._is_before(run, before, rank)
         )
         return [RUN.decode(run) for run in islice(listed, limit)]
 
-    async def count(self, *, owner: str | None = None, statuses: Collection[RunStatus] = ()) -> int:
-        return len(self._matching(owner, statuses))
+    async def count(
+        self,
+        *,
+        owner: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        graph_id: str | None = None,
+        chat_id: str | None = None,
+        matching: RunFilter = NO_FILTER,
+        at_most: int | None = None,
+    ) -> int:
+        if at_most is not None:
+            codec.limit(at_most)
+        counted = (True for run in self._matching(owner, statuses) if _is_listed(run, graph_id, chat_id, matching))
+        return sum(islice(counted, at_most))
 
     async def claim(self, worker: str, *, now_ms: int, lease_ms: int, run_id: str | None = None) -> RunRecord | None:
         codec.name("worker", worker)
@@ -309,6 +318,14 @@ def _age(run: RunRecord) -> tuple[int, str]:
 
 def _cost(run: RunRecord) -> tuple[int, int, str]:
     return run.cost_nanos, *_age(run)
+
+
+def _is_listed(run: RunRecord, graph_id: str | None, chat_id: str | None, matching: RunFilter) -> bool:
+    return (
+        (graph_id is None or run.graph_id == graph_id)
+        and (chat_id is None or RUN.decode(run).chat_id == chat_id)
+        and _matches(run, matching)
+    )
 
 
 def _matches(run: RunRecord, wanted: RunFilter) -> bool:

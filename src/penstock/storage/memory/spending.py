@@ -32,7 +32,7 @@ class MemorySpendingStore:
         self._removed: dict[tuple[object, ...], SpendingSum] = {}
         """Sums of removed runs, by their group."""
 
-    async def record(self, run: RunRecord, shares: Sequence[CostShare]) -> None:
+    async def record(self, run: RunRecord, shares: Sequence[CostShare], *, is_first: bool = False) -> None:
         codec.name("run_id", run.id)
         figures = [share._asdict() for share in complete_shares(run, shares)]
         self._runs.undo.entry(self._shares, run.id)

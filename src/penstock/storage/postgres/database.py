@@ -44,7 +44,7 @@ MAX_ATTEMPTS = 5
 BACKOFF_S = 0.02
 """Pause before a transaction is run again, multiplied by the number of attempts."""
 CONNECT_S = 2.0
-"""Longest wait for a connection: short enough for a service to report the failure in time."""
+"""Longest wait for the server to accept a connection: short enough for a service to report the failure in time."""
 ROLLBACK_S = 2.0
 """Longest wait for the end of a transaction that failed or was cancelled."""
 LOCKED_S = 1.5
@@ -341,7 +341,9 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
-        async with self._pool.acquire(timeout=CONNECT_S) as connection:
+        # A caller that finds all connections busy waits for statements of others, as long as those may take. To connect
+        # has the pool's own time limit.
+        async with self._pool.acquire(timeout=self._timeout_s) as connection:
             yield connection
 
     async def _back_off(self, error: Exception, attempt: int) -> None:

@@ -305,6 +305,12 @@ class PostgresLedger:
             raise no_account(account)
         return accounts.balance(account_of(rows[0], self._now()))
 
+    async def balances(self, names: Sequence[str]) -> Mapping[str, Balance]:
+        """Return the figures of these accounts, all from one instant; those that do not exist are left out."""
+        rows = await self._rows(schema.SELECT_ACCOUNTS, [*names])
+        now = self._now()
+        return {row["name"]: accounts.balance(account_of(row, now)) for row in rows}
+
     async def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys whose bill is unknown, with what each still holds."""
         return {row["key"]: amounts_of(row) for row in await self._rows(schema.SELECT_OPEN_HOLDS, "unresolved", prefix)}

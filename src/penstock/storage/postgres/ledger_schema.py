@@ -511,6 +511,7 @@ UPGRADE = (WAITING, *FUNCTIONS, f"UPDATE {LEDGER}_about SET version = {VERSION}"
 """Statements that bring tables of an older version to this one: the older ones differ in their functions alone."""
 
 SELECT_ACCOUNT = f"SELECT {COLUMNS} FROM {LEDGER}_accounts WHERE name = $1"
+SELECT_ACCOUNTS = f"SELECT {COLUMNS} FROM {LEDGER}_accounts WHERE name = ANY($1::text[])"
 SELECT_OPEN_HOLDS = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM {LEDGER}_holds
     WHERE state IN ('held', 'unresolved') AND state = $1 AND starts_with(key, $2)"""
 SELECT_QUEUED = f"""SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM {LEDGER}_tickets

@@ -15,6 +15,7 @@ VERSIONS = "FROM graphs JOIN graph_versions ON graph_versions.id = graphs.id"
 COLUMNS = "version, owner, name, document, digest, created_ms, is_archived, saved_by, note"
 SELECT = f"SELECT graphs.id, {COLUMNS} {VERSIONS}"
 SELECT_HEAD = f"SELECT graphs.id, version, owner, is_archived {VERSIONS}"
+SELECT_TEXT = f"SELECT document {VERSIONS}"
 OF_NEWEST = "AND graph_versions.version = graphs.newest"
 SELECT_NEWEST = f"{SELECT} {OF_NEWEST}"
 INSERT = "INSERT INTO graphs (id, owner, newest, is_archived) VALUES (?, ?, 0, 0) ON CONFLICT (id) DO NOTHING"
@@ -44,10 +45,11 @@ class SqlGraphStore(SqlStore):
         expected_version: int | None = None,
         saved_by: str = "",
         note: str = "",
+        source: str = "",
     ) -> GraphRecord:
         codec.name("id", graph_id), codec.name("owner", owner)
         author = codec.name("saved_by", saved_by) if saved_by else "", codec.encode_text("note", note)
-        encoded = codec.encode_object("document", document)
+        encoded = codec.encode_source("document", document, source)
         digest = hashlib.sha256(codec.canonical("document", document).encode()).hexdigest()
         content = codec.encode_text("name", name), encoded, digest
 
@@ -76,6 +78,10 @@ class SqlGraphStore(SqlStore):
             return None
         id, of_version, owner, is_archived = row
         return GraphHead(id, of_version, owner, bool(is_archived))
+
+    async def source(self, graph_id: str, version: int | None = None) -> str:
+        row = await self._row(SELECT_TEXT, graph_id, version)
+        return "" if row is None else codec.decode_source(row[0])
 
     async def list(
         self,

@@ -248,12 +248,26 @@ class SqlRunStore(SqlStore):
 
         return await self._database.read(body, single=True)
 
-    async def count(self, *, owner: str | None = None, statuses: Collection[RunStatus] = ()) -> int:
-        where, values = _where(statuses, owner=owner)
+    async def count(
+        self,
+        *,
+        owner: str | None = None,
+        statuses: Collection[RunStatus] = (),
+        graph_id: str | None = None,
+        chat_id: str | None = None,
+        matching: RunFilter = NO_FILTER,
+        at_most: int | None = None,
+    ) -> int:
+        where, values = _where(statuses, owner=owner, graph_id=graph_id, chat_id=chat_id)
+        _add_filter(where, values, matching)
         is_rare = bool(statuses) and RARE_STATUSES.issuperset(statuses)
+        statement = f"SELECT count(*) FROM runs{_all(where)}"
+        if at_most is not None:
+            statement = f"SELECT count(*) FROM (SELECT 1 FROM runs{_all(where)} LIMIT ?) AS counted"
+            values.append(codec.limit(at_most))
 
         async def body(transaction: Transaction) -> int:
-            row = await transaction.row(f"SELECT count(*) FROM runs{_all(where)}", *values)
+            row = await transaction.row(statement, *values)
             assert row is not None, "a count is one row"
             return int(row[0])
 

@@ -24,6 +24,7 @@ from penstock.storage.rules import check_spending_keys, complete_shares, day_num
 SHARE = ", ".join(CostShare._fields)
 COLUMNS = f"run_id, day, owner, graph_id, runs, {SHARE}"
 INSERT = f"INSERT INTO spending ({COLUMNS}) VALUES ({placeholders(5 + len(CostShare._fields))})"
+INSERT_FIRST = f"{INSERT} ON CONFLICT (run_id, day, owner, graph_id, node, model) DO NOTHING"
 DELETE = "DELETE FROM spending WHERE run_id = ?"
 SELECT = f"SELECT {SHARE} FROM spending WHERE run_id = ? ORDER BY node, model"
 SUMMED = ("runs", *FIGURES)
@@ -44,11 +45,14 @@ ROLL_UP = (
 class SqlSpendingStore(SqlStore):
     """A `SpendingStore` over a database."""
 
-    async def record(self, run: RunRecord, shares: Sequence[CostShare]) -> None:
+    async def record(self, run: RunRecord, shares: Sequence[CostShare], *, is_first: bool = False) -> None:
         of_run = codec.name("run_id", run.id), day_number(run.created_ms), run.owner, run.graph_id
         rows = [(*of_run, int(at == 0), *share) for at, share in enumerate(complete_shares(run, shares))]
 
         async def body(transaction: Transaction) -> None:
+            if is_first:
+                await transaction.run_many(INSERT_FIRST, rows)
+                return
             await transaction.run(DELETE, run.id)
             await transaction.run_many(INSERT, rows)
 

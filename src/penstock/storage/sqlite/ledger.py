@@ -478,6 +478,13 @@ class SqliteLedgerStore:
         with self._file.reading() as connection:
             return accounts.balance(account_of(_row(connection, SELECT_ACCOUNT, account), self._now()))
 
+    def balances(self, names: Sequence[str]) -> Mapping[str, Balance]:
+        """Return the figures of these accounts, all from one instant; those that do not exist are left out."""
+        with self._file.reading() as connection:
+            now = self._now()
+            rows = ((name, _found(connection, SELECT_ACCOUNT, name)) for name in names)
+            return {name: accounts.balance(account_of(row, now)) for name, row in rows if row is not None}
+
     def unresolved(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys whose bill is unknown, with what each still holds."""
         return self._in_state("unresolved", prefix)

@@ -34,6 +34,13 @@ class LedgerStoreContract(WaitingTests):
         self.store.open_account("run", limits)
         assert self.store.balance("run") == Balance("run", limits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
+    def test_balances_are_those_of_the_accounts_that_exist(self) -> None:
+        self.open_tree(Limits(cost_nanos=100))
+        self.take("k")
+        names = ("step", "unknown", "run", "step", "")
+        assert self.store.balances(names) == {name: self.store.balance(name) for name in ("step", "run")}
+        assert self.store.balances(()) == {}
+
     def test_opening_an_account_again_changes_nothing(self) -> None:
         self.open_tree(Limits(cost_nanos=100))
         self.take("k")

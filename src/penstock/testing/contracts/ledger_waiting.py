@@ -498,6 +498,18 @@ class WaitingTests(LedgerStoreTests):
         assert isinstance(stop, Stop)
         assert "wait themselves" in stop.message
 
+    def test_a_call_that_waits_for_its_turn_does_not_hide_that_others_block_each_other(self) -> None:
+        self.open_tree(Limits(cost_nanos=10))
+        self.take("outer", ask=cost(3))
+        assert isinstance(self.join("first", "step", 8), Waiting)
+        assert isinstance(self.join("second", "step", 4), Waiting)  # it has room, and would take that of the first
+        stop = self.store.join_queue("inner", "step", cost(8), TICKET, under="outer")
+        assert isinstance(stop, Stop)
+        assert "wait themselves" in stop.message
+        assert list(self.store.queued()) == ["first", "second"]
+        self.store.settle("outer", cost(0))
+        assert self.store.renew("first") is None
+
     # Together.
 
     def test_an_account_that_a_call_waits_at_is_not_removed(self) -> None:

@@ -2,7 +2,7 @@
 
 import { get } from "../../api/client.ts";
 import type { Checkup, MoneyShown, OfferedModels, PriceList } from "../../api/types.ts";
-import { formatCount, toNanos } from "../../model/money.ts";
+import { formatCount, formatPrice, toNanos } from "../../model/money.ts";
 import { Failure, Money, Status, usePolled } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 
@@ -15,7 +15,6 @@ export function Models() {
   const checkup = usePolled("doctor", (signal) => get<Checkup>("/api/doctor", signal), 0);
   const price = new Map(prices.value?.prices.map((one) => [one.model, one]));
   const sums = new Map(used.value?.sums.map((one) => [one.model, one]));
-  const usd = (amount: number | null | undefined) => (amount == null ? "–" : `$${amount}`);
   const keys = checkup.value?.findings.filter((one) => KEY.test(one.name));
   return (
     <>
@@ -62,8 +61,8 @@ export function Models() {
                   <td className="mono">{visible(model)}</td>
                   <td>{price.get(model)?.provider ?? <span className="muted">of this server</span>}</td>
                   <td>{priced ? <Status of="completed" word="known" /> : <Status of="halted" word="not known" />}</td>
-                  <td className="number">{usd(price.get(model)?.input_usd_per_mtok)}</td>
-                  <td className="number">{usd(price.get(model)?.output_usd_per_mtok)}</td>
+                  <td className="number">{formatPrice(price.get(model)?.input_usd_per_mtok)}</td>
+                  <td className="number">{formatPrice(price.get(model)?.output_usd_per_mtok)}</td>
                   <td className="number">{formatCount(sums.get(model)?.calls ?? 0)}</td>
                   <td className="number">
                     <Money nanos={toNanos(sums.get(model)?.cost_usd ?? 0)} unknown={(sums.get(model)?.unknown_costs ?? 0) > 0} />

@@ -68,6 +68,7 @@ function shown({ name, value, unit }: Setting): string {
   if (unit === "bytes") return formatBytes(Number(value));
   if (unit === "seconds") return formatDuration(1_000 * Number(value));
   if (unit === "days") return `${String(value)} days`;
+  if (typeof value === "boolean") return value ? "on" : "off";
   if (name === "port" || typeof value !== "number") return visible(String(value)) || "none";
   return formatCount(value);
 }

@@ -54,7 +54,7 @@ export function Tokens() {
         <p className="panel empty">
           {isGateway ? "No gateway keys yet. A key lets a program call models through the gateway, up to a budget." : "No tokens yet."}
         </p>
-      ) : (
+      ) : !found && tokens.error ? null : (
         <section className="panel" aria-label={isGateway ? "Gateway keys" : "Tokens"}>
           <table>
             <thead>

@@ -41,11 +41,11 @@ export function Begin(props: {
           ) : agents.value && known.length === 0 ? (
             <div className="panel empty">
               <p>
-                No graph can answer in a chat yet. Save one that begins with a <code>chat-start</code> node and ends with a text.
+                No graph can answer in a chat yet. <a href="#/graphs">Make one</a> that begins with a chat start and ends with a text.
               </p>
             </div>
           ) : (
-            <Choice agents={known} graph={graph} onPick={setPicked} />
+            known.length > 0 && <Choice agents={known} graph={graph} onPick={setPicked} />
           )}
         </div>
       </div>
@@ -73,7 +73,7 @@ function Choice({ agents, graph, onPick }: { agents: AgentShown[]; graph: string
     );
   }
   return (
-    <fieldset className="cards">
+    <fieldset className="offers">
       <legend>Who answers</legend>
       {agents.map((one) => (
         <label key={one.id} className="offer">

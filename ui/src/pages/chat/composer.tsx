@@ -136,7 +136,8 @@ function Tools(props: { turns: Turns; uploading: boolean; onFiles: (files: File[
   const input = useRef<HTMLInputElement>(null);
   const id = useId();
   const set = Object.values(turns.limits).filter((one) => one.trim()).length;
-  const money = turns.limits.max_cost_usd?.trim();
+  const typed = turns.limits.max_cost_usd?.trim();
+  const money = typed && Number(typed) > 0 ? typed : "";
   return (
     <>
       {open && (

@@ -164,7 +164,7 @@ const ENDINGS: Record<string, string> = {
 function Ending({ message, state }: { message: PlacedMessage; state: string }) {
   const ending = ENDINGS[state];
   if (!ending) return null;
-  const error = typeof message.data.error === "string" ? message.data.error : "";
+  const error = typeof message.data.error === "string" ? message.data.error.replace(" of 'main'", " of this answer") : "";
   const run = typeof message.data.run_id === "string" ? message.data.run_id : null;
   return (
     <div className={`note ${state === "partial" ? "warn" : "bad"}`}>

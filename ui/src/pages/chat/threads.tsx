@@ -129,7 +129,8 @@ function Last({ chat: { last } }: { chat: ChatListed }) {
 
 /** The beginning of a message without the signs of markdown. */
 function excerpt(content: string): string {
-  return visible(content.replace(/\]\([^)]*\)|!?\[|[#*`>|]+|-{2,}:?/g, "").replace(/\s+/g, " "));
+  const plain = content.replace(/^\s*(?:#{1,6}|>+|[-*+])\s+/gm, "").replace(/\]\([^)]*\)|!?\[|[*`|]+|-{2,}:?/g, "");
+  return visible(plain.replace(/\s+/g, " "));
 }
 
 function ago(ms: number): string {

@@ -3,7 +3,7 @@
 import { useState } from "react";
 import { get, query, serverNow } from "../../api/client.ts";
 import type { BudgetsOfDay, DayBudgetShown, KeyRunList, MoneyShown, MoneySum, PriceList, PriceShown, TokenList, TokenShown } from "../../api/types.ts";
-import { formatCount, formatUsd, several, toNanos } from "../../model/money.ts";
+import { formatCount, formatPrice, formatUsd, several, toNanos } from "../../model/money.ts";
 import { setParams } from "../../router.ts";
 import { Dialog, Failure, Meter, Money, Track, usePolled, type Level } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
@@ -163,7 +163,7 @@ function Sums({ of: found, by }: { of: MoneyShown; by: Group }) {
         </table>
       </div>
       <p className="pad muted small">
-        Days are in UTC, as the daily budgets. A run counts on the day it was submitted, with the cost recorded at its end.
+        Days are in UTC. A run counts on the day it was submitted, with the cost recorded at its end.
         {found.is_truncated && " There are more rows than are shown; the totals have all of them."}
       </p>
     </>
@@ -208,7 +208,7 @@ function Budgets({ isAdmin }: { isAdmin: boolean }) {
         <h2>Budgets of today</h2>
         {found && (
           <span className="muted small">
-            reset {untilReset(found.now_ms, found.resets_ms)}, at 00:00 UTC ({new Date(found.resets_ms).toLocaleTimeString(undefined, { timeStyle: "short" })} here)
+            reset {untilReset(found.now_ms, found.resets_ms)}, at {new Date(found.resets_ms).toISOString().slice(11, 16)} UTC ({new Date(found.resets_ms).toLocaleTimeString(undefined, { timeStyle: "short" })} here)
           </span>
         )}
       </header>
@@ -380,7 +380,6 @@ const WITHOUT_PRICE: Record<PriceList["unknown"], string> = {
 
 function Prices() {
   const prices = usePolled("prices", (signal) => get<PriceList>("/api/prices", signal), 60_000);
-  const usd = (amount: number | null) => (amount === null ? "–" : `$${amount}`);
   return (
     <section className="panel" aria-label="Prices in force">
       <header>
@@ -418,9 +417,9 @@ function Prices() {
                   {SOURCES[price.source]}
                   {price.has_tiers && <span className="muted small"> more for long input</span>}
                 </td>
-                <td className="number">{usd(price.input_usd_per_mtok)}</td>
-                <td className="number">{usd(price.cached_input_usd_per_mtok)}</td>
-                <td className="number">{usd(price.output_usd_per_mtok)}</td>
+                <td className="number">{formatPrice(price.input_usd_per_mtok)}</td>
+                <td className="number">{formatPrice(price.cached_input_usd_per_mtok)}</td>
+                <td className="number">{formatPrice(price.output_usd_per_mtok)}</td>
               </tr>
             ))}
           </tbody>

@@ -38,6 +38,7 @@ function timeOf({ startedMs, endedMs }: Call): string {
 /** Only the call that a limit refused is red; what stopped because of it is not. */
 export function CallStatus({ call }: { call: Call }) {
   if (call.status === "halt" && call.stop?.cause) return <Status of="refused" />;
+  if (call.status === "running" && call.nodeType === "approval") return <Status of="waiting" />;
   return <Status of={call.status} {...(call.status === "waiting" ? { word: "waits for a budget" } : {})} />;
 }
 

@@ -10,7 +10,7 @@ import { formatCount, formatDuration, formatUsd, toNanos } from "../../model/mon
 import { setParams } from "../../router.ts";
 import { Status, usePolled } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
-import { CARD, layout } from "./layout.ts";
+import { CARD, layout, type Place } from "./layout.ts";
 import type { ViewProps } from "./views.tsx";
 import "./graph.css";
 
@@ -75,6 +75,7 @@ interface CardData extends Record<string, unknown> {
   node: GraphNode;
   figures: NodeFigures | undefined;
   picked: boolean;
+  isLinked: boolean;
   onPick: () => void;
   onOpen: (() => void) | null;
 }
@@ -83,6 +84,7 @@ type Inside = ViewProps & { part: GraphPart; inside: string[] };
 
 function useCards({ state, table, route, atMs, picked, onPick, part, inside }: Inside): CardData[] {
   const figures = figuresOf(state, table, inside, atMs);
+  const linked = new Set(part.edges.flatMap(({ source, target, isLink }) => (isLink ? [source, target] : [])));
   return part.nodes.map((node) => {
     const own = figures.get(node.id);
     const key = own && own.row >= 0 ? table.call(own.row).key : null;
@@ -90,6 +92,7 @@ function useCards({ state, table, route, atMs, picked, onPick, part, inside }: I
       node,
       figures: own,
       picked: key !== null && key === picked,
+      isLinked: linked.has(node.id),
       onPick: () => key !== null && onPick(key),
       onOpen: node.hasInside ? () => setParams(route, { in: [...inside, node.id].join("/"), call: null }) : null,
     };
@@ -116,6 +119,7 @@ function Drawing(props: Inside) {
     target: edge.target,
     animated: running.has(edge.target) && !edge.isLink,
     className: edge.isLink ? "link" : "",
+    ...(edge.isLink ? linkEnds(places.get(edge.source), places.get(edge.target)) : FLOW_ENDS),
   }));
   return (
     <div className="graph-view">
@@ -146,12 +150,21 @@ function Drawing(props: Inside) {
   );
 }
 
-function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Node<CardData>>) {
+const FLOW_ENDS = { sourceHandle: "out", targetHandle: "in" };
+
+/** A link goes from the edge of a part that faces its user to the edge of the user that faces the part. */
+function linkEnds(part: Place | undefined, user: Place | undefined) {
+  const isBelow = (part?.y ?? 0) >= (user?.y ?? 0);
+  return isBelow ? { sourceHandle: "out-top", targetHandle: "in-bottom" } : { sourceHandle: "out-bottom", targetHandle: "in-top" };
+}
+
+function Card({ data: { node, figures, picked, isLinked, onPick, onOpen } }: NodeProps<Node<CardData>>) {
   const far = useStore((store) => store.transform[2] < FAR);
   const state = CLASSES[figures?.status ?? ""] ?? "";
   return (
     <div className={`graph-card ${state || "idle"}${picked ? " picked" : ""}`}>
-      <Handle type="target" position={Position.Left} isConnectable={false} />
+      <Handle id="in" type="target" position={Position.Left} isConnectable={false} />
+      {isLinked && <LinkHandles />}
       <header>
         <button className="plain" onClick={(event) => (event.stopPropagation(), onPick())} disabled={!figures || figures.row < 0}>
           <b title={node.id}>{visible(node.label)}</b>
@@ -163,16 +176,27 @@ function Card({ data: { node, figures, picked, onPick, onOpen } }: NodeProps<Nod
         )}
       </header>
       <div className="bar">
-        <NodeStatus figures={figures} />
+        <NodeStatus node={node} figures={figures} />
       </div>
       {!far && (
         <footer>
           <span>{visible(node.type)}</span>
-          <span>{moneyOf(node, figures)}</span>
+          <span>{moneyOf(node, figures) || tookOf(figures)}</span>
         </footer>
       )}
-      <Handle type="source" position={Position.Right} isConnectable={false} />
+      <Handle id="out" type="source" position={Position.Right} isConnectable={false} />
     </div>
+  );
+}
+
+function LinkHandles() {
+  return (
+    <>
+      <Handle id="in-top" type="target" position={Position.Top} isConnectable={false} />
+      <Handle id="in-bottom" type="target" position={Position.Bottom} isConnectable={false} />
+      <Handle id="out-top" type="source" position={Position.Top} isConnectable={false} />
+      <Handle id="out-bottom" type="source" position={Position.Bottom} isConnectable={false} />
+    </>
   );
 }
 
@@ -190,7 +214,8 @@ const CLASSES: Record<string, string> = {
   cancelled: "halted",
 };
 
-function NodeStatus({ figures }: { figures: NodeFigures | undefined }) {
+function NodeStatus({ node, figures }: { node: GraphNode; figures: NodeFigures | undefined }) {
+  if (!figures && node.isPart) return <span className="muted">used over a link</span>;
   if (!figures) return <Status of="queued" word="not started" />;
   const count = figures.times > 1 ? ` ${formatCount(figures.ended)} of ${formatCount(figures.times)}` : "";
   const word = { success: "done", completed: "done", halt: "stopped", waiting: "waits for a budget" }[figures.status] ?? figures.status;
@@ -201,8 +226,12 @@ function moneyOf(node: GraphNode, figures: NodeFigures | undefined): string {
   const limit = node.limitUsd === null ? "" : ` of ${formatUsd(toNanos(node.limitUsd))}`;
   if (!figures) return limit ? `$0${limit}` : "";
   if (figures.heldNanos > 0) return `${formatUsd(figures.heldNanos)} held${limit}`;
-  if (figures.costNanos === 0 && !limit) return figures.tookMs ? formatDuration(figures.tookMs) : "";
+  if (figures.costNanos === 0 && !limit && !figures.unknown) return "";
   return `${figures.unknown ? "≥ " : ""}${formatUsd(figures.costNanos)}${limit}`;
+}
+
+function tookOf(figures: NodeFigures | undefined): string {
+  return figures?.tookMs ? formatDuration(figures.tookMs) : "";
 }
 
 function NodeTable(props: Inside) {
@@ -223,16 +252,18 @@ function NodeTable(props: Inside) {
           {cards.map(({ node, figures, picked, onPick, onOpen }) => (
             <tr key={node.id} aria-selected={picked}>
               <td>
-                <button className="plain" onClick={onPick} disabled={!figures || figures.row < 0}>
-                  {visible(node.label)}
-                </button>
-                {onOpen && <button onClick={onOpen}>Open</button>}
+                <div className="bar">
+                  <button className="plain" onClick={onPick} disabled={!figures || figures.row < 0}>
+                    {visible(node.label)}
+                  </button>
+                  {onOpen && <button onClick={onOpen}>Open</button>}
+                </div>
               </td>
               <td>{visible(node.type)}</td>
               <td>
-                <NodeStatus figures={figures} />
+                <NodeStatus node={node} figures={figures} />
               </td>
-              <td className="number">{figures?.tookMs ? formatDuration(figures.tookMs) : ""}</td>
+              <td className="number">{tookOf(figures)}</td>
               <td className="number">{figures?.tokens ? formatCount(figures.tokens) : ""}</td>
               <td className="number">{moneyOf(node, figures)}</td>
               <td>

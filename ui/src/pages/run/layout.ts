@@ -6,7 +6,11 @@ import type { GraphPart } from "../../model/graph.ts";
 export const CARD = { width: 208, height: 78 };
 const GAP = 24;
 
-export type Places = Map<string, { x: number; y: number }>;
+export interface Place {
+  x: number;
+  y: number;
+}
+export type Places = Map<string, Place>;
 
 export function layout(part: GraphPart): Places {
   return authored(part) ?? layered(part);

@@ -83,7 +83,8 @@ function outerLevels(record: RunShown, state: RunState, atMs: number | null): Le
       stopperShown ||= tripped;
       const unit = figures.unit === "usd" ? "" : `, ${figures.unit}`;
       const name = `${ownerOf(budget.level, budget.node ?? budget.name, record.owner)}${unit}`;
-      const note = budget.level === "node" || isLive(state.status) || atMs !== null ? undefined : "when the run ended";
+      const then = budget.isStored ? "now" : "when the run ended";
+      const note = budget.level === "node" || isLive(state.status) || atMs !== null ? undefined : then;
       levels.push({ ...figures, name, format: formatOf(figures.unit), tripped, note });
     }
   }

@@ -8,9 +8,11 @@ import { useEffect, useRef, useState } from "react";
 import { ApiError, get, query, readEvents } from "../../api/client.ts";
 import type { News } from "../../api/hub.ts";
 import { watchRun } from "../../api/stream.ts";
-import type { EventShown, RunShown, RunTree } from "../../api/types.ts";
-import { apply, applyHistory, fromColumns, HISTORY_TYPES, newRun, type RunState } from "../../model/run.ts";
+import type { BudgetList, EventShown, RunShown, RunTree } from "../../api/types.ts";
+import { apply, applyHistory, fromColumns, HISTORY_TYPES, isLive, newRun, setStored, type RunState } from "../../model/run.ts";
 
+/** Other runs spend of the same day, of which this one has no events. */
+const BUDGETS_MS = 5_000;
 /** Runs with more events than this open with columns. */
 const COLUMNS_FROM = 2_000;
 
@@ -51,12 +53,21 @@ export function useRun(id: string): LiveRun {
         render((old) => old + 1);
       });
     };
+    const loadBudgets = async () => {
+      try {
+        setStored(run.state, await get<BudgetList>(`${path}/budgets`, signal));
+        redraw();
+      } catch {
+        // Without it, daily budgets are those of the events.
+      }
+    };
     const load = async () => {
       try {
         const found = await get<RunShown>(path, signal);
         isLoaded = true;
         setRecord((old) => (old?.id === id && old.last_seq > found.last_seq ? old : found)); // a later request may answer first
         setError(null);
+        void loadBudgets();
         return found;
       } catch (failure) {
         failed = failure;
@@ -81,25 +92,31 @@ export function useRun(id: string): LiveRun {
         setTurn((old) => old + 1);
       }
       if (news.kind !== "events") return;
-      const before = run.state.status;
+      const { status: before, epoch } = run.state;
       if (!apply(run.state, news.events)) watch(); // an event is missing: read on from the last that is not
       redraw();
       const isSettled = news.events.some(({ type }) => type.startsWith("bill."));
-      if (run.state.status !== before || isSettled) void load(); // its record has why it stopped, and what it cost
+      // Its record has why it stopped, what it cost, and how often it was resumed.
+      if (run.state.status !== before || run.state.epoch !== epoch || isSettled) void load();
     };
     const open = async () => {
       const found = await load();
       if (failed instanceof ApiError && failed.status === 404) return; // nothing to wait for
       if (found && run.state.lastSeq === 0 && found.last_seq > COLUMNS_FROM) {
-        run.state = (await columns(path, signal)) ?? run.state;
+        const opened = await columns(path, signal);
+        if (opened) run.state = { ...opened, stored: run.state.stored, storedSeq: run.state.storedSeq };
         redraw();
         void history(id, run.state, signal).then(redraw, () => {}); // without it, only earlier budgets are missing
       }
       watch();
     };
     void open();
+    const timer = setInterval(() => {
+      if (isLive(run.state.status) && isLoaded && document.visibilityState === "visible") void loadBudgets();
+    }, BUDGETS_MS);
     return () => {
       abort.abort();
+      clearInterval(timer);
       leave();
       cancelAnimationFrame(frame);
     };

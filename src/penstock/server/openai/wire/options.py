@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.agents.tools import TOOL_NAME
 from penstock.errors import InvalidValue, PenstockError
-from penstock.server.openai.wire.request import ChatCompletionBody, ResponseBody, ResponseFormat
+from penstock.server.openai.wire.request import ChatCompletionBody, InvalidPart, ResponseBody, ResponseFormat
 
 MAX_TOOLS = 128
 MAX_CHARACTERS = 200_000
@@ -150,7 +150,8 @@ def _tools(body: ChatCompletionBody | ResponseBody) -> tuple[dict[str, Any], ...
             inside, at_function = tool.get("function"), f"{where}.function"
         read = _function(inside, at_function)
         if read["name"] in tools:
-            raise InvalidValue(f"{at_function}.name", read["name"], "tools of different names")
+            problem = f"there are two tools called {read['name']!r}; rename one"
+            raise InvalidPart(f"{at_function}.name", read["name"], problem)
         tools[read["name"]] = read
     return tuple(tools.values())
 
@@ -216,35 +217,35 @@ def _format(body: ChatCompletionBody | ResponseBody) -> tuple[str, Mapping[str, 
 def _check_schema(schema: Any, where: str) -> None:
     if not isinstance(schema, Mapping):
         raise InvalidValue(where, schema, "a JSON Schema, which is an object")
-    for path, problem in _schema_problems(schema, where, 0):
-        raise InvalidValue(path, "no JSON Schema", problem)
+    for wrong in _schema_problems(schema, where, 0):
+        raise wrong
 
 
-def _schema_problems(schema: Any, where: str, depth: int) -> Iterator[tuple[str, str]]:
+def _schema_problems(schema: Any, where: str, depth: int) -> Iterator[InvalidValue]:
     """Yield what is wrong with the keywords that are read when an answer is checked."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
-        yield where, "a JSON Schema: an object, true or false"
+        yield InvalidValue(where, schema, "a JSON Schema: an object, true or false")
         return
     if depth > MAX_SCHEMA_DEPTH:
-        yield where, f"a JSON Schema of at most {MAX_SCHEMA_DEPTH} levels"
+        yield InvalidPart(where, schema, f"the JSON Schema has too many levels; use at most {MAX_SCHEMA_DEPTH}")
         return
     types = schema.get("type")
     listed = types if isinstance(types, list) else [types]
     if "type" in schema and not (listed and all(isinstance(one, str) and one in TYPES for one in listed)):
-        yield f"{where}.type", f"one or several of {', '.join(sorted(TYPES))}"
+        yield InvalidValue(f"{where}.type", types, f"one or several of {', '.join(sorted(TYPES))}")
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        yield f"{where}.required", "a list of names"
+        yield InvalidValue(f"{where}.required", required, "a list of names")
     if not isinstance(schema.get("enum", []), list):
-        yield f"{where}.enum", "a list of values"
+        yield InvalidValue(f"{where}.enum", schema["enum"], "a list of values")
     if not isinstance(schema.get("$ref", ""), str):
-        yield f"{where}.$ref", "a text such as #/$defs/name"
+        yield InvalidValue(f"{where}.$ref", schema["$ref"], "a text such as #/$defs/name")
     for keyword in ("properties", "$defs", "definitions"):
         inside = schema.get(keyword, {})
         if not isinstance(inside, Mapping):
-            yield f"{where}.{keyword}", "an object of JSON Schemas by name"
+            yield InvalidValue(f"{where}.{keyword}", inside, "an object of JSON Schemas by name")
             continue
         for name, one in inside.items():
             yield from _schema_problems(one, f"{where}.{keyword}.{name}", depth + 1)
@@ -254,7 +255,7 @@ def _schema_problems(schema: Any, where: str, depth: int) -> Iterator[tuple[str,
     for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
         several = schema.get(keyword, [])
         if not isinstance(several, list):
-            yield f"{where}.{keyword}", "a list of JSON Schemas"
+            yield InvalidValue(f"{where}.{keyword}", several, "a list of JSON Schemas")
             continue
         for at, one in enumerate(several):
             yield from _schema_problems(one, f"{where}.{keyword}.{at}", depth + 1)

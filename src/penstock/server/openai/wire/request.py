@@ -68,6 +68,14 @@ Count = Annotated[StrictInt, Field(ge=1, le=2**53)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
+class InvalidPart(InvalidValue):
+    """A part of a request that is wrong beside the others, such as a repeated name; its message is the problem."""
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        super().__init__(field, value, problem)
+        self.args = (f"{field}: {problem}",)
+
+
 class RequestObject(BaseModel):
     """An object in a request."""
 
@@ -468,7 +476,7 @@ def _round(answers: Sequence[Turn], results: Sequence[Turn]) -> list[Turn]:
         given = turn.result
         assert given is not None
         if given.call_id in contents:
-            raise InvalidValue(given.where, given.call_id, "one result for each tool call; this call has two")
+            raise InvalidPart(given.where, given.call_id, "this tool call has two results; send one for each call")
         if given.call_id not in known:
             listed = ", ".join(call.id for call in calls[:SHOWN_IDS])
             raise InvalidValue(given.where, given.call_id, f"the id of a tool call of the answer before it: {listed}")
@@ -476,10 +484,8 @@ def _round(answers: Sequence[Turn], results: Sequence[Turn]) -> list[Turn]:
     missing = [call for call in calls if call.id not in contents]
     for call in missing:
         if results or parse_call_id(call.id) is not None:
-            expected = (
-                f"followed by its result: send one for each of {', '.join(one.id for one in missing[:SHOWN_IDS])}"
-            )
-            raise InvalidValue(call.where, call.id, expected)
+            listed = ", ".join(one.id for one in missing[:SHOWN_IDS])
+            raise InvalidPart(call.where, call.id, f"no result follows this tool call; send one for each of {listed}")
     if missing:
         return [*answers]
     listed_calls = [

@@ -206,6 +206,27 @@ class GraphStoreContract(StoreContract):
             await saved(stores, document={}, saved_by="a\x00b")
 
     @fresh
+    async def test_the_text_of_a_document_is_kept_with_its_version(self, stores: StoreBundle) -> None:
+        text = '\n{ "n" : 1E2,\t"\\u00fc": [1.0 , "\u00fc\\ud83d"],"n":100.0 }\n\n'
+        document = {"n": 100.0, "\u00fc": [1.0, "\u00fc\ud83d"]}
+        first = await saved(stores, document=document, source=text)
+        assert first.document == document
+        assert (await stores.graphs.get("g")) == first
+        assert await stores.graphs.source("g") == await stores.graphs.source("g", 1) == text
+        await saved(stores, document={"new": True})
+        assert await stores.graphs.source("g") == ""
+        assert await stores.graphs.source("g", 1) == text
+        assert await stores.graphs.source("g", 9) == await stores.graphs.source("unknown") == ""
+        assert (await saved(stores, document={"a": "\ufffd"}, source='{"a":"\ufffd"}')).document == {"a": "\ufffd"}
+        assert (await stores.graphs.get("g", 3)) is not None
+        assert await stores.graphs.source("g") == "", "it looks like a damaged column"
+        await stores.graphs.save("g", "ann", "G", {"new": True}, now_ms=1)
+        for wrong in ("{", '{"new": 1}', '{"new": NaN}', "[" * 100_000, '{"a": "\ud83d"}'):
+            with raises(InvalidValue):
+                await saved(stores, document={"new": True}, source=wrong)
+        assert len(await stores.graphs.versions("g")) == 4
+
+    @fresh
     async def test_positions_are_merged_and_make_no_version(self, stores: StoreBundle) -> None:
         await saved(stores)
         assert await stores.graphs.layout("g") == await stores.graphs.layout("unknown") == {}

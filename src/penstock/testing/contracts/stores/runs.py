@@ -272,6 +272,9 @@ class RunStoreContract(StoreContract):
         assert await found(text="t_2") == ["r1"], "an underscore is a character like any other"
         assert await found(text="0%") == ["r2"]
         assert await found(text="!") == []
+        assert await stores.runs.count(matching=RunFilter(since_ms=10, text="r")) == 3
+        assert await stores.runs.count(graph_id="other", statuses=["halted"], matching=RunFilter(since_ms=10)) == 1
+        assert [await stores.runs.count(at_most=most) for most in (0, 3, 4, 9)] == [0, 3, 4, 4]
         by_cost = await until_nothing(lambda last: stores.runs.list(before=last, limit=1, order="cost"))
         assert [run.id for run in by_cost] == ["r1", "r2", "r3", "r0"]
 

@@ -45,6 +45,15 @@ class SpendingStoreContract(StoreContract):
         assert list(await stores.spending.of("r")) == [CostShare("b", "m", 1, 12, 4, 2)]
 
     @fresh
+    async def test_first_shares_are_recorded_once(self, stores: StoreBundle) -> None:
+        shares = [CostShare("a", "m", 1, 6, 3, 1), CostShare("b", "m", 1, 4, 1, 1)]
+        for _ in range(2):
+            await stores.spending.record(spent(), shares, is_first=True)
+        assert list(await stores.spending.of("r")) == shares
+        await stores.spending.record(spent(), [CostShare("c", "m", 1, 10, 4, 2)])
+        assert list(await stores.spending.of("r")) == [CostShare("c", "m", 1, 10, 4, 2)]
+
+    @fresh
     async def test_a_run_without_shares_counts_as_a_whole(self, stores: StoreBundle) -> None:
         await stores.spending.record(spent(), [])
         await stores.spending.record(a_run("free", created_ms=0), [])
