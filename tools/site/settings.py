@@ -12,7 +12,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import typer
+
 import penstock
+from penstock.cli.app import app
 from penstock.hosting.limits import HostSettings
 from penstock.runtime.run import RunSettings
 from penstock.server.settings import ServerSettings
@@ -20,8 +23,19 @@ from penstock.server.settings import ServerSettings
 CLASSES = (RunSettings, HostSettings, ServerSettings)
 SOURCE = Path(penstock.__file__).parent
 VARIABLE = re.compile(r"\bPENSTOCK_[A-Z_]+\b")
-NOT_SETTINGS = {"PENSTOCK_COMPLETE"}
-"""Variables that other programs set."""
+PREFIX = "PENSTOCK_"
+NOT_SETTINGS = {"PENSTOCK_COMPLETE", "PENSTOCK_CRASH_AT"}
+"""Variables of shells and of tests."""
+EXPLAINED = {
+    "PENSTOCK_GATEWAY_KEY": "Set by `penstock exec` for its program: the key of the run.",
+    "PENSTOCK_GATEWAY_URL": "Set by `penstock exec` for its program: the address of the gateway.",
+    "PENSTOCK_TEMPORAL_API_KEY": "API key of a Temporal namespace; sent over TLS only.",
+    "PENSTOCK_TEMPORAL_CA": "PEM file with the certificate authority of the Temporal server.",
+    "PENSTOCK_TEMPORAL_CERT": "PEM file with the client certificate for Temporal.",
+    "PENSTOCK_TEMPORAL_KEY": "PEM file with the key of the client certificate.",
+    "PENSTOCK_TEMPORAL_SERVER_NAME": "Name in the certificate of the Temporal server, if it is not its host.",
+}
+"""Variables that set neither an option nor a field."""
 
 
 def page() -> str:
@@ -35,10 +49,12 @@ def page() -> str:
     lines += [
         "## Environment variables",
         "",
-        "Each sets what the command-line option of its name sets; the option takes precedence.",
+        "An option on the command line takes precedence over its variable.",
         "",
+        "| variable | option | |",
+        "|---|---|---|",
     ]
-    lines += [f"- `{name}`" for name in variables()]
+    lines += [f"| `{name}` | {f'`{option}`' if option else ''} | {text} |" for name, option, text in variables()]
     return "\n".join([*lines, ""])
 
 
@@ -53,15 +69,22 @@ def fields(settings: Any) -> Iterator[tuple[str, str, str]]:
         yield field.name, str(default).replace("|", "\\|"), text
 
 
-def variables() -> list[str]:
-    """Return the environment variables that the command line and the server read."""
-    found = {
-        name
-        for folder in ("cli", "server")
-        for path in (SOURCE / folder).rglob("*.py")
-        for name in VARIABLE.findall(path.read_text("utf-8"))
-    }
-    return sorted(found - NOT_SETTINGS)
+def variables() -> Iterator[tuple[str, str, str]]:
+    """Yield each environment variable, the option that it stands for, if there is one, and what it sets."""
+    options = dict(_options(typer.main.get_command(app)))
+    server = {f"{PREFIX}{name.upper()}": text for name, _, text in fields(ServerSettings)}
+    read = {name for path in SOURCE.rglob("*.py") for name in VARIABLE.findall(path.read_text("utf-8"))}
+    for name in sorted(read - NOT_SETTINGS):
+        option, text = options.get(name, ("", ""))
+        yield name, option, " ".join((text or EXPLAINED.get(name) or server.get(name, "")).split()).replace("|", "\\|")
+
+
+def _options(command: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    for option in command.params:
+        if option.envvar:
+            yield str(option.envvar), (option.opts[0], option.help or "")
+    for child in getattr(command, "commands", {}).values():
+        yield from _options(child)
 
 
 def _docs(settings: type) -> Iterator[tuple[str, str]]:

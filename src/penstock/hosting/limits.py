@@ -187,9 +187,11 @@ class HostSettings:
     max_running: int = 64
     """Maximum number of concurrent runs on one host; runs waiting for an answer are not counted."""
     max_running_per_owner: int = 8
+    """Maximum number of concurrent runs of one owner."""
     max_queued: int = 1_000
     """Maximum number of queued runs, over all hosts."""
     max_queued_per_owner: int = 100
+    """Maximum number of queued runs of one owner."""
     max_abandoned_threads: int = MAX_ABANDONED
     """Maximum number of sync functions of the process that still run although they were cancelled or timed out; at the
     limit, no further sync function is started, and its call fails with TooManyAbandoned."""
@@ -202,7 +204,9 @@ class HostSettings:
     ceilings: RunLimits = NO_CEILINGS
     """Highest limits that a submission may request."""
     owner_daily_usd: Usd | None = None
+    """Budget of each owner for a day."""
     daily_usd: Usd | None = None
+    """Budget of all owners together for a day."""
     day_blocks: bool = False
     """Whether a host sets parts of the daily budgets aside for its runs, so that calls of all hosts do not contend for
     the same rows; for many workers on PostgreSQL."""

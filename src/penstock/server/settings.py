@@ -29,8 +29,9 @@ class ServerSettings:
     """Listening address, access, and limits of requests."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8642
-    """0 for any free port."""
+    """Port to listen on; 0 for any free port."""
     tokens: tuple[Token, ...] = ()
     """Accepted tokens. Without any, every client on this machine is the admin `local`, and no others are accepted."""
     tokens_in_database: bool = False
@@ -47,15 +48,21 @@ class ServerSettings:
     root_path: str = ""
     """Path under which a proxy offers the server, such as /penstock, whether or not the proxy removes it."""
     max_body_bytes: int = 2 * MiB
+    """Maximum size of a request body."""
     max_attachment_bytes: int = 20 * MiB
+    """Maximum size of an uploaded attachment."""
     max_buffered_bytes: int = 256 * MiB
     """Total size of all bodies being received."""
     body_timeout_s: float = 30.0
     """How long a body may take to arrive."""
     max_json_depth: int = 64
+    """Maximum nesting depth of a JSON body."""
     max_json_values: int = 250_000
+    """Maximum number of values in a JSON body."""
     max_headers: int = 100
+    """Maximum number of headers of a request."""
     max_header_bytes: int = 32 * 1024
+    """Maximum size of all headers of a request."""
     max_target_bytes: int = 4_096
     """Maximum length of path and query together."""
     max_requests: int = 1_900
@@ -65,14 +72,19 @@ class ServerSettings:
     max_failed_tokens_per_minute: int = 30
     """Wrong tokens that one client address may present in a minute."""
     max_streams: int = 1_000
+    """Maximum number of open event streams."""
     max_streams_per_user: int = 100
+    """Maximum number of open event streams of one user."""
     max_mcp_sessions: int = 1_000
+    """Maximum number of MCP sessions."""
     max_mcp_sessions_per_user: int = 100
+    """Maximum number of MCP sessions of one user."""
     mcp_idle_s: float = 1_800.0
     """How long an MCP session without active requests is kept."""
     heartbeat_s: float = 15.0
     """Interval at which an idle stream sends a heartbeat, and at which the expiry of its token is checked."""
     ready_timeout_s: float = 2.0
+    """How long `/ready` waits for the database before it says that the server is not ready."""
     retry_grace_s: float = 2.0
     """How long a run continues after its /v1 client disconnected, for the client to repeat the request; then it is
     cancelled."""
