@@ -188,7 +188,8 @@ TEMPLATE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Penstock beside its peers</title>
 <style>
-:root {{ color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #b3261e; --dim: #777 }}
+:root {{ color-scheme: light dark; --line: #8884; --good: light-dark(#1a7f37, #56c26f);
+  --bad: light-dark(#b3261e, #ff8a80); --dim: light-dark(#666, #aaa) }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 82rem; padding: 0 1rem }}
 table {{ border-collapse: collapse; font-size: .85rem }}
 th, td {{ border: 1px solid var(--line); padding: .4rem .5rem; text-align: left; vertical-align: top }}
