@@ -1,7 +1,8 @@
 """The tutorial from its first page to its last: every file and every command of its pages, in one folder, in order.
 
-What a page prints below a command or a block has to be what the command or the program prints; numbers, times and ids may
-differ. `test_docs_cover_the_api` compares the blocks exactly; the steps in the browser are in `tests/ui/test_tutorial.py`.
+What a page shows below a command or a block has to be what the command or the program prints; numbers, times and ids
+may differ. `test_docs_cover_the_api` compares the blocks exactly; `tests/ui/test_tutorial.py` has the steps in the
+browser.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ pytestmark = pytest.mark.timeout(300)
 
 ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 DOCUMENTED = "http://127.0.0.1:8642"
-DIFFERS = ((ID, "ID"), (re.compile(r"sqlite:\S+"), "DB"), (re.compile(r"\d+(?:\.\d+)?"), "#"), (re.compile(r"\s+"), " "))
+DIFFERS = (
+    (ID, "ID"),
+    (re.compile(r"sqlite:\S+"), "DB"),
+    (re.compile(r"\d+(?:\.\d+)?"), "#"),
+    (re.compile(r"\s+"), " "),
+)
 """What is not the same each time, and what it is compared as."""
 
 
