@@ -17,12 +17,14 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from penstock import Graph
 from penstock.agents.scripted import ScriptedModel
 from penstock.engines.temporal import TemporalEngine, TemporalSettings
 from penstock.engines.temporal.engine import SANDBOX, workflow_id
 from penstock.engines.temporal.workflow import RunWorkflow
 from penstock.hosting import dispatched
 from penstock.hosting.engine import EngineUnavailable
+from penstock.nodes.program import Program
 from tests.engines.fleet import SETTINGS, Fleet, fleet_of
 from tests.engines.temporal_server import TemporalServer, free_port, running_server, temporal_server
 from tests.hosting.graphs import graph
@@ -243,6 +245,40 @@ async def test_two_fleets_on_one_queue_are_noticed_and_lose_nothing(
         assert (await ours.front.wait("r")).status == "completed"
 
 
+async def test_a_worker_that_was_not_updated_leaves_newer_runs_to_others(
+    postgres_url: str, temporal_server: TemporalServer
+) -> None:
+    old, new = Program.of(publisher("old")), Program.of(publisher("old", "new"))
+    async with fleet_of(postgres_url, temporal_server.url()) as fleet:
+        for program in (old, new):
+            await fleet.stores.graphs.save("publisher", "ann", "publisher", program.document(), now_ms=0)
+        await fleet.worker("old", services={"programs": {"publisher": old}})
+        first = await fleet.front.submit(owner="ann", graph_id="publisher", version=1, run_id="first", input="x")
+        assert ((await fleet.front.wait("first")).output, first.graph_version) == ("x, old", 1)
+        await fleet.front.submit(owner="ann", graph_id="publisher", run_id="second", input="x")
+        while not (missing := (await fleet.stores.events.read("second"))[-1].data.get("missing")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (message,) = missing
+        assert message.startswith(
+            "program 'publisher' is that of version 1 of the graph here, and the run needs version 2"
+        )
+        assert (await fleet.run("second")).status == "queued"
+        await fleet.worker("new", services={"programs": {"publisher": new}})
+        assert (await fleet.front.wait("second")).output == "x, old, new"
+
+
+def publisher(*steps: str) -> Graph:
+    """A program that adds the name of each of its steps, one after another."""
+    made = Graph("publisher")
+    for before, name in zip([None, *steps], steps, strict=False):
+        made.step(adding(name), step_id=name, depends_on=[before] if before else [])
+    return made
+
+
+def adding(name: str) -> Callable[[Any], Any]:
+    return lambda ctx: f"{ctx.input}, {name}"
+
+
 async def test_runs_wait_while_temporal_is_away(
     postgres_url: str, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +309,14 @@ async def test_a_server_that_is_not_there_or_lacks_the_namespace_is_named(tempor
 
     unreachable = TemporalSettings("127.0.0.1", free_port())
     for settings, message in (
-        (unreachable, r"Temporal cannot be reached at temporal://127\.0\.0\.1:\d+/default \(.*\); check that it runs"),
+        (
+            unreachable,
+            r"Temporal cannot be reached at temporal://127\.0\.0\.1:\d+/default \(Connection refused\); check that it runs",
+        ),
+        (
+            TemporalSettings.parse(temporal_server.url().replace("temporal:", "temporals:")),
+            r"cannot be reached at temporals://.* \(its response is not TLS; without TLS it is temporal://\)",
+        ),
         (
             TemporalSettings.parse(temporal_server.url("nowhere")),
             r"has no namespace 'nowhere'; create it: temporal operator namespace create --namespace nowhere",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -160,7 +161,7 @@ class TemporalEngine:
         except RPCError as error:
             raise EngineUnavailable(self._explained(error)) from None
         except RuntimeError as error:  # what a connection raises that cannot be opened
-            raise EngineUnavailable(self._away(str(error))) from None
+            raise EngineUnavailable(self._away(_cause_of(str(error)))) from None
 
     def _away(self, why: str) -> str:
         return f"Temporal cannot be reached at {self._settings.url} ({why}); check that it runs, and its address"
@@ -266,6 +267,16 @@ class TemporalEngine:
             found = f"no worker takes runs from {', '.join(idle)}; start penstock worker"
             return EngineHealth(is_ok=False, found=found)
         return EngineHealth(is_ok=True, found=self._settings.url)
+
+
+def _cause_of(error: str) -> str:
+    """Return what a message of the connection's own library says went wrong, without the types that it went through."""
+    if "InvalidContentType" in error:
+        return "its response is not TLS; without TLS it is temporal://"
+    if "UnknownIssuer" in error:
+        return "its certificate is of an authority that is not trusted here; name it with PENSTOCK_TEMPORAL_CA"
+    found = re.findall(r'(?:message|error): "([^"]+)"', error)
+    return found[-1] if found else error
 
 
 async def connect(settings: TemporalSettings) -> Client:
