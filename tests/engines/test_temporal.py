@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
@@ -20,10 +23,11 @@ from temporalio.workflow import NondeterminismError
 from penstock import Graph
 from penstock.agents.scripted import ScriptedModel
 from penstock.engines.temporal import TemporalEngine, TemporalSettings
-from penstock.engines.temporal.engine import SANDBOX, workflow_id
+from penstock.engines.temporal.engine import POLLS, SANDBOX, task_queue, workflow_id
 from penstock.engines.temporal.workflow import RunWorkflow
 from penstock.hosting import dispatched
 from penstock.hosting.engine import EngineUnavailable
+from penstock.hosting.ports import USUAL_PRIORITY
 from penstock.nodes.program import Program
 from tests.engines.fleet import SETTINGS, Fleet, fleet_of
 from tests.engines.temporal_server import TemporalServer, free_port, running_server, temporal_server
@@ -335,3 +339,37 @@ async def test_search_attributes_that_are_not_registered_are_left_out(postgres_u
             history = await history_of(fleet, "r")
     assert len(history.events) <= MAX_EVENTS
     assert "PenstockOwner" not in history.to_json()
+
+
+async def test_runs_of_high_priority_are_worked_on_before_those_that_were_submitted_earlier(
+    postgres_url: str, temporal_server: TemporalServer
+) -> None:
+    async with fleet_of(postgres_url, temporal_server.url()) as fleet:
+        worker = await fleet.worker(settings=replace(SETTINGS, max_running=1, max_running_per_owner=1))
+        await fleet.front.submit(owner="ann", graph_id="gate", run_id="first", input="x")
+        await fleet.gate.has_come(1)
+        usual, urgent = ([f"{kind}-{number}" for number in range(12)] for kind in ("usual", "urgent"))
+        for name in (*usual, *urgent):
+            priority = 1 if name in urgent else USUAL_PRIORITY
+            await fleet.front.submit(owner=name, graph_id="echo", run_id=name, input="x", priority=priority)
+        while await backlog_of(fleet) < len(usual) + len(urgent) - POLLS:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        fleet.gate.opened.set()
+        runs = [await fleet.front.wait(name) for name in (*usual, *urgent)]
+        assert worker.stats()["totals"]["completed"] == 25
+        order = [run.id for run in sorted(runs, key=lambda run: run.started_ms or 0)]
+        # Temporal orders each partition of a queue by itself, so a few of the others may be among them.
+        places = {kind: sum(order.index(name) for name in names) for kind, names in (("a", urgent), ("b", usual))}
+        assert places["a"] + 4 * len(urgent) < places["b"], order
+
+
+async def backlog_of(fleet: Fleet) -> int:
+    """How many activities wait for a worker, as far as the server says."""
+    request = DescribeTaskQueueRequest(
+        namespace="default",
+        task_queue=TaskQueue(name=task_queue(fleet.queue)),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        report_stats=True,
+    )
+    found = await on_temporal(fleet, lambda: client_of(fleet).workflow_service.describe_task_queue(request))
+    return int(found.stats.approximate_backlog_count)

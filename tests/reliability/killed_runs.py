@@ -157,7 +157,7 @@ class KilledChat(KilledRun):
         return found + self.bill_violations(run)
 
     def _cost_violations(self, run: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-        """What is charged although nobody billed it, and what is unresolved although its bill is known.
+        """What is charged although it was not billed, and what is unresolved although its bill is known.
 
         A call that was recorded costs what it would without a kill. Calls of a killed process that the next one made
         again were billed more than once: each is either charged, or unresolved.
