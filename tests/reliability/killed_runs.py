@@ -174,7 +174,7 @@ class KilledChat(KilledRun):
         left = [line for line in self.lines() if line.get("left") == run["left"]]
         survived = max(line["claims_before"] for line in left)
         ended = [bill for bill in run["unresolved_bills"] if int(bill.split("/")[1].partition("-")[0]) > survived]
-        if ended:
+        if ended and self.story != "grant":  # there, the limit cuts calls that are under way
             found.append(f"{ended} are unresolved, and the process that made these calls was not killed")
         return found
 
