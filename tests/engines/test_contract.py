@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.agents.scripted import ScriptedModel
 from penstock.hosting.host import CancelResult
-from tests.engines.fleet import Fleet, fleet_of
+from tests.engines.fleet import SETTINGS, Fleet, fleet_of
 from tests.engines.temporal_server import TemporalServer, temporal_server
 from tests.hosting.graphs import graph
 from tests.storage.postgres import postgres_server, postgres_url
@@ -130,3 +132,49 @@ async def test_a_chat_is_answered_by_a_worker(opened: Opened) -> None:
             turn = await fleet.chats.stream_chat(chat.id, text, owner="ann")
             left = await fleet.front.wait(turn.run.id)
             assert (left.status, left.output) == ("completed", expected)
+
+
+@pytest.mark.requirement("X-4")
+async def test_a_run_that_ends_while_its_worker_drains_stays_there(opened: Opened) -> None:
+    async with opened() as fleet:
+        first = await fleet.worker("first", settings=replace(SETTINGS, drain_s=30))
+        await fleet.front.submit(owner="ann", graph_id="gate", run_id="r", input="x")
+        await fleet.gate.has_come(1)
+        closing = asyncio.create_task(fleet.close(first))
+        await asyncio.sleep(0)
+        await fleet.front.submit(owner="ann", graph_id="echo", run_id="later", input="x")
+        fleet.gate.opened.set()
+        await closing
+        left = await fleet.run("r")
+        assert (left.status, left.epoch, fleet.gate.came) == ("completed", 1, 1)
+        await fleet.worker("second")
+        assert (await fleet.front.wait("later")).status == "completed"
+
+
+@pytest.mark.requirement("X-4")
+async def test_a_run_that_is_dispatched_many_times_at_any_moment_runs_once(opened: Opened) -> None:
+    async with opened() as fleet:
+        await fleet.worker("first")
+        await fleet.worker("second")
+
+        async def dispatched() -> None:
+            """What sweepers of many hosts do to a run that they take for lost."""
+            run = await fleet.run("r")
+            if fleet.front._engine is not None:
+                await asyncio.gather(*(fleet.front._engine.dispatch(run) for _ in range(10)))
+                await asyncio.gather(*(fleet.front._engine.nudge(run, "answer") for _ in range(5)))
+
+        await asyncio.gather(
+            *(fleet.front.submit(owner="ann", graph_id="gate", run_id="r", input="x") for _ in range(10))
+        )
+        await dispatched()
+        await fleet.gate.has_come(1)
+        await dispatched()
+        fleet.gate.opened.set()
+        assert (await fleet.front.wait("r")).output == "x"
+        await dispatched()
+        await fleet.front.submit(owner="ann", graph_id="echo", run_id="after", input="x")
+        assert (await fleet.front.wait("after")).status == "completed"
+        left = await fleet.run("r")
+        assert (left.status, left.epoch, left.crash_count, fleet.gate.came) == ("completed", 1, 0, 1)
+        assert (await fleet.types("r")).count("run.completed") == 1

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from openai import OpenAI
 from playwright.async_api import expect
@@ -222,3 +223,28 @@ async def test_the_web_ui_shows_a_run_of_a_worker_and_answers_it(
         assert json.loads(shown.out)["output"] == "You wrote: paid Ann."
         assert set().union(*ran(programs).values()) == service.workers
     assert any("payer" in name for name in spans.names), spans.names
+
+
+@pytest.mark.timeout(180)
+def test_a_run_of_a_worker_is_part_of_the_trace_of_the_request_that_submitted_it(
+    programs: Path, penstock: Penstock, postgres_url: str, temporal_server: TemporalServer
+) -> None:
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    with (
+        collector(answers=True) as spans,
+        serving(
+            "postgres+temporal", penstock, postgres_url, temporal_server, "--otlp-endpoint", spans.endpoint
+        ) as service,
+    ):
+        headers = {"traceparent": f"00-{trace_id}-{span_id}-01", "tracestate": "vendor=1"}
+        sent = {"graph_id": "publisher", "input": "this"}
+        posted = httpx2.post(f"{service.server.url}/api/runs", json=sent, headers=headers)
+        assert posted.status_code == 201, posted.text
+        assert service.until(posted.json()["id"], "run.completed")["output"] == "draft of this, published"
+        assert (
+            service.until(service.start("publisher", "that"), "run.completed")["output"] == "draft of that, published"
+        )
+    (first, second) = (span for span in spans.spans if span.name.startswith("invoke_workflow"))
+    assert (first.trace_id.hex(), first.parent_span_id.hex(), first.trace_state) == (trace_id, span_id, "vendor=1")
+    assert (second.trace_id != first.trace_id, second.parent_span_id) == (True, b"")
+    assert len({span.trace_id for span in spans.spans}) == 2, "nodes and calls are in the traces of their runs"

@@ -13,16 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from penstock import Graph
 from penstock.agents.scripted import ScriptedModel
 from penstock.engines.temporal import TemporalEngine, TemporalSettings
-from penstock.engines.temporal.engine import SANDBOX, workflow_id
+from penstock.engines.temporal.engine import POLLS, SANDBOX, task_queue, workflow_id
 from penstock.engines.temporal.workflow import RunWorkflow
 from penstock.hosting import dispatched
 from penstock.hosting.engine import EngineUnavailable
+from penstock.hosting.ports import USUAL_PRIORITY
+from penstock.nodes.program import Program
 from tests.engines.fleet import SETTINGS, Fleet, fleet_of
 from tests.engines.temporal_server import TemporalServer, free_port, running_server, temporal_server
 from tests.hosting.graphs import graph
@@ -243,6 +249,38 @@ async def test_two_fleets_on_one_queue_are_noticed_and_lose_nothing(
         assert (await ours.front.wait("r")).status == "completed"
 
 
+async def test_a_worker_that_was_not_updated_leaves_newer_runs_to_others(
+    postgres_url: str, temporal_server: TemporalServer
+) -> None:
+    old, new = Program.of(publisher("old")), Program.of(publisher("old", "new"))
+    async with fleet_of(postgres_url, temporal_server.url()) as fleet:
+        for program in (old, new):
+            await fleet.stores.graphs.save("publisher", "ann", "publisher", program.document(), now_ms=0)
+        await fleet.worker("old", services={"programs": {"publisher": old}})
+        first = await fleet.front.submit(owner="ann", graph_id="publisher", version=1, run_id="first", input="x")
+        assert ((await fleet.front.wait("first")).output, first.graph_version) == ("x, old", 1)
+        await fleet.front.submit(owner="ann", graph_id="publisher", run_id="second", input="x")
+        while not (missing := (await fleet.stores.events.read("second"))[-1].data.get("missing")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (message,) = missing
+        assert "'publisher' is that of version 1 of the graph here, and the run needs version 2" in message
+        assert (await fleet.run("second")).status == "queued"
+        await fleet.worker("new", services={"programs": {"publisher": new}})
+        assert (await fleet.front.wait("second")).output == "x, old, new"
+
+
+def publisher(*steps: str) -> Graph:
+    """A program that adds the name of each of its steps, one after another."""
+    made = Graph("publisher")
+    for before, name in zip([None, *steps], steps, strict=False):
+        made.step(adding(name), step_id=name, depends_on=[before] if before else [])
+    return made
+
+
+def adding(name: str) -> Callable[[Any], Any]:
+    return lambda ctx: f"{ctx.input}, {name}"
+
+
 async def test_runs_wait_while_temporal_is_away(
     postgres_url: str, temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +311,14 @@ async def test_a_server_that_is_not_there_or_lacks_the_namespace_is_named(tempor
 
     unreachable = TemporalSettings("127.0.0.1", free_port())
     for settings, message in (
-        (unreachable, r"Temporal cannot be reached at temporal://127\.0\.0\.1:\d+/default \(.*\); check that it runs"),
+        (
+            unreachable,
+            r"Temporal cannot be reached at temporal://127\.0\.0\.1:\d+/default \(Connection refused\); check",
+        ),
+        (
+            TemporalSettings.parse(temporal_server.url().replace("temporal:", "temporals:")),
+            r"cannot be reached at temporals://.* \(its response is not TLS; without TLS it is temporal://\)",
+        ),
         (
             TemporalSettings.parse(temporal_server.url("nowhere")),
             r"has no namespace 'nowhere'; create it: temporal operator namespace create --namespace nowhere",
@@ -294,3 +339,37 @@ async def test_search_attributes_that_are_not_registered_are_left_out(postgres_u
             history = await history_of(fleet, "r")
     assert len(history.events) <= MAX_EVENTS
     assert "PenstockOwner" not in history.to_json()
+
+
+async def test_runs_of_high_priority_are_worked_on_before_those_that_were_submitted_earlier(
+    postgres_url: str, temporal_server: TemporalServer
+) -> None:
+    async with fleet_of(postgres_url, temporal_server.url()) as fleet:
+        worker = await fleet.worker(settings=replace(SETTINGS, max_running=1, max_running_per_owner=1))
+        await fleet.front.submit(owner="ann", graph_id="gate", run_id="first", input="x")
+        await fleet.gate.has_come(1)
+        usual, urgent = ([f"{kind}-{number}" for number in range(12)] for kind in ("usual", "urgent"))
+        for name in (*usual, *urgent):
+            priority = 1 if name in urgent else USUAL_PRIORITY
+            await fleet.front.submit(owner=name, graph_id="echo", run_id=name, input="x", priority=priority)
+        while await backlog_of(fleet) < len(usual) + len(urgent) - POLLS:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        fleet.gate.opened.set()
+        runs = [await fleet.front.wait(name) for name in (*usual, *urgent)]
+        assert worker.stats()["totals"]["completed"] == 25
+        order = [run.id for run in sorted(runs, key=lambda run: run.started_ms or 0)]
+        # Temporal orders each partition of a queue by itself, so a few of the others may be among them.
+        places = {kind: sum(order.index(name) for name in names) for kind, names in (("a", urgent), ("b", usual))}
+        assert places["a"] + 4 * len(urgent) < places["b"], order
+
+
+async def backlog_of(fleet: Fleet) -> int:
+    """How many activities wait for a worker, as far as the server says."""
+    request = DescribeTaskQueueRequest(
+        namespace="default",
+        task_queue=TaskQueue(name=task_queue(fleet.queue)),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        report_stats=True,
+    )
+    found = await on_temporal(fleet, lambda: client_of(fleet).workflow_service.describe_task_queue(request))
+    return int(found.stats.approximate_backlog_count)

@@ -43,6 +43,13 @@ class Logged:
         return ExecutionResult({"output": inputs["input"]})
 
 NODES = {"once": Logged("once"), "hold": Logged("hold")}
+
+# Runs that wait for an answer leave their worker at once, not after a minute.
+from dataclasses import replace
+from penstock.cli.service import worker_command
+
+usual = worker_command.host_settings_of
+worker_command.host_settings_of = lambda arguments: replace(usual(arguments), park_waiting_s=0.1)
 """
 GRAPH = graph(
     ("in", "input", {}),
@@ -50,6 +57,14 @@ GRAPH = graph(
     ("hold", "hold", {}),
     ("out", "output", {}),
     edges="in>once once>hold hold>out",
+)
+APPROVED = graph(
+    ("in", "input", {}),
+    ("once", "once", {}),
+    ("ask", "approval", {"question": "May it go?"}),
+    ("hold", "hold", {}),
+    ("out", "output", {}),
+    edges="in>once once>ask ask.approved>hold hold>out",
 )
 
 
@@ -124,6 +139,29 @@ async def test_a_frozen_worker_and_a_killed_one_are_replaced_and_disturb_nothing
             output = (processes[other].stdout or StringIO()).read()
     assert (code, output.splitlines()[-1]) == (0, "stopped"), output
     assert f"queues {fleet.queue}" in output
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.requirement("X-4")
+async def test_a_parked_run_is_continued_after_every_process_that_had_its_workflow_was_killed(
+    postgres_url: str, temporal_server: TemporalServer, tmp_path: Path
+) -> None:
+    async with fleet_of(postgres_url, temporal_server.url()) as fleet:
+        await fleet.stores.graphs.save("approved", "ann", "approved", APPROVED, now_ms=0)
+        with workers(fleet, tmp_path, 2) as processes:
+            await fleet.front.submit(owner="ann", graph_id="approved", run_id="r", input="x")
+            await fleet.until("r", "parked")
+            first = await logged(tmp_path / "r.log", 1, processes)
+            for process in processes.values():
+                process.kill()
+        (tmp_path / "r.go").touch()
+        (approval,) = await fleet.stores.approvals.list(run_id="r")
+        await fleet.front.answer(approval.id, "approved", by="bob")  # while no worker is there
+        with workers(fleet, tmp_path, 1) as processes:
+            left = await fleet.front.wait("r")
+            assert (left.status, left.output, left.epoch, left.crash_count) == ("completed", "x", 2, 0)
+            (again, (name, pid)) = await logged(tmp_path / "r.log", 2, processes)
+            assert ([again], name, pid in processes) == (first, "hold", True), "what was recorded has not run again"
 
 
 def test_the_example_of_a_fleet_runs_and_repeats_no_model_call(

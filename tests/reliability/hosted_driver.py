@@ -135,8 +135,11 @@ async def answer_chat(command: dict[str, Any]) -> None:
     async with await open_stores(command["url"]) as stores:
         assert isinstance(stores, Stores)
         await stores.graphs.save("g", ANN, "g", ANSWERED, now_ms=0)
+        claims_before: dict[str, int] = {}
         for run_id in (RUN, FORK):
             log.write(recorded=[f"{run_id}/{entry.key}" for entry in await stores.journal.load(run_id)], run=run_id)
+            before = await stores.runs.get(run_id)
+            claims_before[run_id] = 0 if before is None else before.epoch
         model = BillingModel(log, clock, command.get("stop_in"))
         services = {"models": {"thinker": model}, "tools": tools(log)}
         story = command.get("story", "chat")
@@ -158,7 +161,8 @@ async def answer_chat(command: dict[str, Any]) -> None:
         totals = host.stats()["totals"]
         for run_id in (RUN, FORK):
             if (run := await stores.runs.get(run_id)) is not None:
-                log.write(**await facts_of(stores, run), totals=totals)
+                facts = await facts_of(stores, run)
+                log.write(**facts, totals=totals, claims_before=claims_before[run_id])
 
 
 def _engine(command: dict[str, Any]) -> TemporalEngine | None:
@@ -238,6 +242,7 @@ async def facts_of(stores: Stores, run: RunRecord) -> dict[str, Any]:
         "record": [run.cost_nanos, run.unresolved_nanos, run.tokens_in, run.tokens_out],
         "account": account,
         "held": held,
+        "unresolved_bills": sorted(await asyncio.to_thread(stores.ledger.unresolved, f"{run.id}/")),
         "api_calls": api_calls,
         "unknown_costs": run.unknown_costs,
     }

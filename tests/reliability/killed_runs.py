@@ -18,6 +18,8 @@ from tests.reliability.fork_server import ForkServer
 
 MAX_EPOCHS = 60
 CEILING_NANOS = 5_000_000_000
+LOOK_NANOS = 1_000
+"""What a call of the tool `look` costs."""
 SAME_FACTS = ("status", "output", "entries", "approvals")
 """Facts about a run that no kill may change."""
 RESTART_EVENTS = ("run.granted", "run.queued")
@@ -150,13 +152,41 @@ class KilledChat(KilledRun):
         if run["worker"] is not None or run["held"]:
             found.append(f"the run has ended; its worker is {run['worker']!r} and {run['held']} are still held")
         found += event_violations(run) + _answer_violations(run, expected, ANSWER_STATES.get(self.story, "complete"))
+        if self.story != "unpriced":
+            found += self._cost_violations(run, expected)
         return found + self.bill_violations(run)
+
+    def _cost_violations(self, run: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+        """What is charged although it was not billed, and what is unresolved although its bill is known.
+
+        A call that was recorded costs what it would without a kill. Calls of a killed process that the next one made
+        again were billed more than once: each is either charged, or unresolved.
+        """
+        bills = self._bills(run)
+        repeated = sum(billed for _, billed in bills) - sum(dict(bills).values())
+        spent, unresolved = run["account"][:2]
+        extra = spent - expected["account"][0]
+        found = []
+        if not 0 <= extra <= repeated <= extra + unresolved:
+            found.append(
+                f"{repeated} were billed for repeated calls; {extra} are charged for them, {unresolved} unresolved"
+            )
+        left = [line for line in self.lines() if line.get("left") == run["left"]]
+        survived = max(line["claims_before"] for line in left)
+        ended = [bill for bill in run["unresolved_bills"] if int(bill.split("/")[1].partition("-")[0]) > survived]
+        if ended and self.story != "grant":  # there, the limit cuts calls that are under way
+            found.append(f"{ended} are unresolved, and the process that made these calls was not killed")
+        return found
+
+    def _bills(self, run: dict[str, Any]) -> list[tuple[str, int]]:
+        """The invoice for a run: each call that left its process, with its cost."""
+        calls = [line for line in self.lines() if line.get("key", "").startswith(f"{run['left']}/")]
+        return [(line["key"], line.get("billed", LOOK_NANOS if "-look:" in line["key"] else 0)) for line in calls]
 
     def bill_violations(self, run: dict[str, Any]) -> list[str]:
         """Where invoice, ledger, record and last event of the run disagree."""
         spent, unresolved, *_ = run["account"]
-        bills = [line.get("billed", 0) for line in self.lines() if line.get("key", "").startswith(f"{run['left']}/")]
-        billed = 0 if self.story == "unpriced" else sum(bills)
+        billed = 0 if self.story == "unpriced" else sum(billed for _, billed in self._bills(run))
         found = []
         if not billed <= spent + unresolved <= CEILING_NANOS:
             found.append(f"{billed} were billed; the ledger has {spent} and {unresolved} unresolved")

@@ -221,7 +221,8 @@ def test_a_worker_stopped_for_longer_than_its_lease_writes_nothing_when_it_conti
     woken = chat.outcome()["r"]
     assert (after["claims"], after["totals"].get("completed")) == (2, 1)
     assert (woken["totals"].get("lost"), woken["totals"].get("completed")) == (1, None)
-    settled = {"account", "record", "last", "epoch", "totals"}  # the cost of the call that was stopped may be known now
+    settled = {"account", "record", "last", "epoch", "totals", "claims_before", "unresolved_bills"}
+    # The cost of the call that was stopped may be known now.
     assert {name: fact for name, fact in woken.items() if name not in settled} == {
         name: fact for name, fact in after.items() if name not in settled
     }

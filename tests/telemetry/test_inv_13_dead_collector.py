@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock import ExecutionContext
 from penstock.telemetry import OtelExport, export_to_otel, otlp_provider
@@ -25,12 +26,16 @@ class Collector(ThreadingHTTPServer):
     daemon_threads = False
 
     def __init__(self, answers: bool) -> None:
-        self.names: list[str] = []
+        self.spans: list[Span] = []
         self.requested = threading.Event()
         self.may_answer = threading.Event()
         if answers:
             self.may_answer.set()
         super().__init__(("127.0.0.1", 0), Take)
+
+    @property
+    def names(self) -> list[str]:
+        return [span.name for span in self.spans]
 
     @property
     def endpoint(self) -> str:
@@ -47,7 +52,7 @@ class Take(BaseHTTPRequestHandler):
         request = ExportTraceServiceRequest.FromString(body)
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
-                self.server.names += [span.name for span in scope.spans]
+                self.server.spans += scope.spans
         self.close_connection = True
         try:
             self.send_response(200)

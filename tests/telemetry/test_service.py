@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.agents.scripted import ScriptedModel
+from penstock.hosting import trace_context
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.nodes import executors as standard_executors
 from penstock.runtime.billing.usage import Usage
@@ -61,3 +62,50 @@ async def test_a_tracer_that_fails_stops_no_run() -> None:
     ) as host:
         await ran(host)
         assert host.stats()["totals"]["observer_failures"] == 1
+
+
+async def test_a_run_is_a_child_of_the_span_that_submitted_it_whichever_host_executes_it() -> None:
+    memory, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    export, stores, tracer = ServiceExport(provider), MemoryStores(), provider.get_tracer("client")
+    services = {"models": {"m": model()}}
+    front = RunHost(stores, executors=standard_executors(), services=services, settings=SETTINGS)
+    await stores.graphs.save("reader", "ann", "reader", READ, now_ms=1)
+    with tracer.start_as_current_span("request") as request:
+        submitted = await front.submit(owner="ann", graph_id="reader", run_id="in-a-span", input="x")
+    with tracer.start_as_current_span("another request"):  # submitted again, it is the same run
+        assert await front.submit(owner="ann", graph_id="reader", run_id="in-a-span", input="x") == submitted
+    await front.submit(owner="ann", graph_id="reader", run_id="outside", input="x")
+    with tracer.start_as_current_span("the program that is a worker"):
+        async with RunHost(
+            stores, executors=standard_executors(), services=services, settings=SETTINGS, observe=export.observe
+        ) as host:
+            for run_id in ("in-a-span", "outside"):
+                assert (await host.wait(run_id)).status == "completed"
+            with tracer.start_as_current_span("fork") as forking:
+                fork = await host.fork("in-a-span", owner="ann", at="read")
+                await host.wait(fork.id)
+    await asyncio.to_thread(export.close)
+    parents = {
+        (span.attributes or {}).get("penstock.run_id"): span.parent
+        for span in memory.get_finished_spans()
+        if span.name.startswith("invoke_workflow")
+    }
+    for run_id, span in (("in-a-span", request), (fork.id, forking)):
+        parent = parents[run_id]
+        assert parent is not None
+        assert (parent.trace_id, parent.span_id) == (span.get_span_context().trace_id, span.get_span_context().span_id)
+    assert parents["outside"] is None
+
+
+def test_a_trace_that_is_not_valid_is_ignored() -> None:
+    good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert trace_context.parse(good, "a=1") == {"traceparent": good, "tracestate": "a=1"}
+    assert trace_context.parse(f"cc{good[2:]}-more") == {"traceparent": f"cc{good[2:]}-more"}
+    zeros = good.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32), good.replace("b7ad6b7169203331", "0" * 16)
+    for bad in ("", "x", good.upper(), f"ff{good[2:]}", f"{good}\n", good[:-1], *zeros, "\ud800", good * 100):
+        assert trace_context.parse(bad) == {}, bad
+    assert trace_context.parse(good, "a" * 513) == trace_context.parse(good, "é") == {"traceparent": good}
+    for about in (None, [], {"trace": "x"}, {"trace": {"traceparent": None}}, {"trace": {"tracestate": "a=1"}}):
+        with trace_context.restored({"kind": "run", "about": about}):
+            assert trace_context.current.get() == {}

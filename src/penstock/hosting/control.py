@@ -24,7 +24,7 @@ from penstock.hosting.durability import INHERITED, journal_without
 from penstock.hosting.event_data import BILL_RELEASED, BILL_RESOLVED, ENDINGS, STATUS_OF, sanitize, spent
 from penstock.hosting.forking import check_input, inputs_of, nodes_from, whole_input
 from penstock.hosting.halts import grant_refusal
-from penstock.hosting.host_context import HostContext
+from penstock.hosting.host_context import HostContext, with_trace
 from penstock.hosting.hosted_run import GraphVersionNotFound, HostedRun
 from penstock.hosting.limits import RunLimits
 from penstock.hosting.ports import (
@@ -344,7 +344,7 @@ class Control:
         await self.found(run.id)  # if it was removed meanwhile, the journal read may be incomplete
         if failpoints.hook is not None:
             failpoints.hook("fork.read")
-        origin = {**origin, "about": {INHERITED: len(journal)}}
+        origin = with_trace({**origin, "about": {INHERITED: len(journal)}})
         new_run = RunRecord(new_id, owner, run.graph_id, run.graph_version, run.input, run.limits, origin)
         fork = await self._submit(new_run, journal, not_compared=not_compared)
         if failpoints.hook is not None:

@@ -2,7 +2,8 @@
 
 An engine gives a host the id of a run and a fence. The host takes the run from the store under that fence and works on
 it as on any other; nothing of the run itself passes through the engine. It does not take a run that names a model, tool
-or node type this host does not have: another host may have it, and the run's events say what it waits for.
+or node type this host does not have, or whose program it has in an earlier version: another host may have it, and the
+run's events say what it waits for.
 
 A run is dispatched after it was stored, by another system: a process that dies in between leaves a row without work.
 Every host sweeps up such rows.
@@ -11,7 +12,7 @@ Every host sweeps up such rows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock.hosting.control import Control, RunNotFound, append_event
@@ -33,6 +34,8 @@ from penstock.hosting.ports import (
 )
 from penstock.hosting.queue import ActiveRuns
 from penstock.nodes.checking import NOT_OFFERED, DocumentCheck, check_document
+from penstock.nodes.program import SERVICE as PROGRAMS
+from penstock.nodes.program import fingerprints_in, fingerprints_of
 from penstock.runtime.graphs.graph_runtime import aside
 
 UNKNOWN_TYPE = "unknown_type"
@@ -40,6 +43,8 @@ UNKNOWN_TYPE = "unknown_type"
 RUNNING: Sequence[RunStatus] = ("running",)
 UNANSWERED: Sequence[ApprovalState] = ("waiting",)
 MAX_CHECKS = 256
+MAX_VERSIONS = 100
+"""Number of earlier versions of a graph in which a program is looked for."""
 PARKING_S = 2.0
 """How long a run that was taken away from this host may take to be parked."""
 REDISPATCH_S = 30.0
@@ -60,6 +65,7 @@ class DispatchedWork:
         self.database = database
         self.slots = context.settings.max_running
         self._checks: dict[tuple[str, int], DocumentCheck] = {}
+        self._outdated: dict[tuple[str, int], Sequence[str]] = {}
         self._idle_since_ms: dict[HostedRun, int] = {}
         """When runs that only wait for answers began to."""
         self._idle: set[str] = set()
@@ -160,11 +166,42 @@ class DispatchedWork:
     async def _missing(self, run: RunRecord) -> Sequence[str]:
         """Return what this host would need to work on the run, in words; empty if it has all of it."""
         check = self._checks.get((run.graph_id, run.graph_version)) or await self._checked(run)
-        return [
+        missing = [
             problem.detail
             for problem in check.problems_with(self._context.services)
             if problem.code in NOT_OFFERED or problem.code == UNKNOWN_TYPE
         ]
+        return missing or await self._outdated_programs(run)
+
+    async def _outdated_programs(self, run: RunRecord) -> Sequence[str]:
+        """Return which programs this host has as an earlier version of the graph had them, in words.
+
+        Such a host has not been updated yet. One whose programs are newer than the run, or were never saved, works on
+        it: its event `program_changed` says so.
+        """
+        key, graphs = (run.graph_id, run.graph_version), self._context.stores.graphs
+        if key not in self._outdated:
+            programs = self._context.services.get(PROGRAMS)
+            here = fingerprints_of(programs) if isinstance(programs, Mapping) else {}
+            graph = await graphs.get(*key) if here else None
+            wanted = {} if graph is None else fingerprints_in(graph.document)
+            other = {name for name, fingerprint in wanted.items() if here.get(name, fingerprint) != fingerprint}
+            found: dict[str, str] = {}
+            for version in range(run.graph_version - 1, max(0, run.graph_version - MAX_VERSIONS), -1):
+                if not other - found.keys():
+                    break
+                earlier = await graphs.get(run.graph_id, version)
+                had = {} if earlier is None else fingerprints_in(earlier.document)
+                for name in other - found.keys():
+                    if had.get(name) == here[name]:
+                        found[name] = (
+                            f"program {name!r} is that of version {version} of the graph here, and the run needs "
+                            f"version {run.graph_version}: update this worker"
+                        )
+            if len(self._outdated) >= MAX_CHECKS:
+                self._outdated.clear()
+            self._outdated[key] = [*found.values()]
+        return self._outdated[key]
 
     async def _checked(self, run: RunRecord) -> DocumentCheck:
         """Check the graph of a run; the result is kept, unless a node type that it lacks may still be registered."""

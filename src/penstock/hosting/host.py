@@ -32,7 +32,7 @@ from penstock.hosting.control import UNSET, ApprovalNotFound, Control, RunNotFou
 from penstock.hosting.dispatched import DispatchedWork, Sweeper
 from penstock.hosting.engine import Engine, EngineHealth, EngineUnavailable, Why
 from penstock.hosting.figures import RunFigures
-from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock
+from penstock.hosting.host_context import HostContext, Prepared, RunHandler, SteadyClock, with_trace
 from penstock.hosting.hosted_run import HostedRun
 from penstock.hosting.limits import NO_CEILINGS, HostSettings, RunLimits
 from penstock.hosting.ports import (
@@ -295,6 +295,7 @@ class RunHost:
         Raises Overloaded if too many runs are queued, GraphNotFound, GraphArchived, Conflict if the id belongs to a
         different run, and InvalidValue for limits above the ceilings of the host.
         """
+        origin = with_trace({"kind": "run"} if origin is None else origin)
         run = RunRecord(
             checks.identifier("run_id", new_run_id() if run_id is None else run_id),
             checks.text("owner", owner, minimum=1),
@@ -302,7 +303,7 @@ class RunHost:
             0,
             input,
             self._limits(limits),
-            {"kind": "run"} if origin is None else dict(origin),
+            origin,
             queue=self._queue(queue),
             priority=checks.integer("priority", priority, minimum=1, maximum=LOWEST_PRIORITY),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from penstock import logs
 from penstock.clock import Clock
 from penstock.errors import LedgerUnavailable
+from penstock.hosting import trace_context
 from penstock.hosting.event_batches import EventBatches
 from penstock.hosting.figures import RunFigures
 from penstock.hosting.forking import inputs_of
@@ -207,3 +209,13 @@ def _as_taken_up(run: RunRecord) -> RunRecord:
     """
     taken_up = run.origin.get("of")
     return run._replace(origin={**taken_up, "inputs": inputs_of(run)}) if isinstance(taken_up, Mapping) else run
+
+
+def with_trace(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the origin of a new run with the current span, or with what the headers of the request name instead."""
+    tracing = sys.modules.get("opentelemetry.trace")  # until a program imports it, no span is current
+    span = None if tracing is None else tracing.get_current_span().get_span_context()
+    if span is not None and span.is_valid:
+        return trace_context.stored(origin, trace_context.headers_of(span))
+    headers = trace_context.current.get()
+    return trace_context.stored(origin, headers) if headers else dict(origin)

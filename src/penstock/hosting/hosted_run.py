@@ -20,6 +20,7 @@ import penstock.kernel.schema  # noqa: F401  # loads pydantic, here and not on t
 from penstock.containment.accounts import Balance
 from penstock.containment.safety import ChainMetadata
 from penstock.errors import CancelledError, Halted, PenstockError
+from penstock.hosting import trace_context
 from penstock.hosting.approvals import RunApprovals, only_waits_for_answers
 from penstock.hosting.budgets import BudgetReporter, DayBudgetWatch, has_day_budget
 from penstock.hosting.durability import Durable, durable_parts, nodes_that_only_ask, paid, shortened_journal
@@ -395,7 +396,8 @@ class HostedRun:
 
     def _observe(self, observe: Callable[[ExecutionContext], object], context: ExecutionContext) -> None:
         try:
-            observe(context)
+            with trace_context.restored(self.run.origin):
+                observe(context)
         except Exception as error:  # a tracer must not keep the run from starting
             self._context.counted["observer_failures"] += 1
             logger.error("run %s is not observed: %s", self.run.id, type(error).__name__)

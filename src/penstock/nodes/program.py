@@ -304,6 +304,21 @@ def _as_json(value: Any) -> Any:
 # Changed programs.
 
 
+def fingerprints_in(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprints of the programs that the nodes of a document had when it was saved, by name."""
+    found = {}
+    for node in document.get("nodes") or ():
+        data = node.get("data") if isinstance(node, Mapping) else None
+        if isinstance(data, Mapping) and isinstance(data.get("fingerprint"), str):
+            found[str(data.get("program"))] = data["fingerprint"]
+    return found
+
+
+def fingerprints_of(programs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprints of programs of this process, by name."""
+    return {name: fingerprint_of(one.structure) for name, one in programs.items() if isinstance(one, Program)}
+
+
 def _compare(before: Structure, program: Program, context: FlowContext, emit: EmitProgress) -> None:
     """Record changed steps under other names, and emit what a changed program uses of what is recorded."""
     now = program.structure

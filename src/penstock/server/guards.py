@@ -39,6 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock import logs
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.hosting import trace_context
 from penstock.hosting.ports import StoreUnavailable
 from penstock.ids import new_run_id
 from penstock.server.auth import LOCAL, Rules, Token, digest_of, format_time, secret_in, token_of
@@ -146,6 +147,8 @@ class RequestContextGuard:
         scope.setdefault("state", {})["request_id"] = sender.id
         started_ns = self._clock.monotonic_ns()
         fields = _begin_log()
+        parents = headers_named(scope, b"traceparent")
+        trace_context.current.set(_trace_of(scope, parents) if parents else trace_context.NONE)
         try:
             await self._respond(sender, scope, receive)
         finally:
@@ -177,6 +180,13 @@ class RequestContextGuard:
         if len(sent) == 1 and REQUEST_ID.fullmatch(sent[0]):
             return sent[0].decode()
         return self._new_id()
+
+
+def _trace_of(scope: Scope, parents: list[bytes]) -> Mapping[str, str]:
+    if len(parents) != 1:
+        return trace_context.NONE
+    states = b",".join(headers_named(scope, b"tracestate"))
+    return trace_context.parse(parents[0].decode("latin-1"), states.decode("latin-1"))
 
 
 def _begin_log() -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Export the runs of a service to one tracer provider, and end the export in bounded time.
 
-Each run is exported as `export_to_otel` does it. What a run exports is read on a thread of its own, which ends with it.
+Each run is exported as `export_to_otel` does it, as a child of the span that was current where it was submitted. What a
+run exports is read on a thread of its own, which ends with it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from penstock.hosting import trace_context
 from penstock.telemetry.export import OtelExport, export_to_otel
 
 if TYPE_CHECKING:
@@ -29,9 +31,17 @@ class ServiceExport:
 
     def observe(self, context: ExecutionContext) -> None:
         """Export a run that is about to start."""
+        from opentelemetry.context import Context, attach, detach
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         while self._open and self._open[0].ended:
             self._open.popleft()
-        self._open.append(export_to_otel(context, self._provider))
+        # Whatever span is current where the run is executed, its parent is that of the request which submitted it.
+        attached = attach(TraceContextTextMapPropagator().extract(trace_context.current.get(), Context()))
+        try:
+            self._open.append(export_to_otel(context, self._provider))
+        finally:
+            detach(attached)
 
     def close(self) -> None:
         """Pass on what the last runs recorded, and shut the provider down; blocks for a few seconds at most."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -50,6 +51,8 @@ CONNECT_S = 30.0
 POLLS = 2
 CLOSING_S = 5.0
 """How long workers may take to report the end of their last activities."""
+CLOSED = ("close_notify", "CertificateRequired", "broken pipe", "BrokenPipe", "ConnectionReset", "onnection reset")
+"""How a connection ends, depending on the moment, if the server asks for a certificate and gets none."""
 GRAPH, OWNER = SearchAttributeKey.for_keyword("PenstockGraph"), SearchAttributeKey.for_keyword("PenstockOwner")
 ATTRIBUTES = (GRAPH, OWNER, STATUS)
 SANDBOX = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("penstock"))
@@ -160,7 +163,7 @@ class TemporalEngine:
         except RPCError as error:
             raise EngineUnavailable(self._explained(error)) from None
         except RuntimeError as error:  # what a connection raises that cannot be opened
-            raise EngineUnavailable(self._away(str(error))) from None
+            raise EngineUnavailable(self._away(_cause_of(str(error), self._settings))) from None
 
     def _away(self, why: str) -> str:
         return f"Temporal cannot be reached at {self._settings.url} ({why}); check that it runs, and its address"
@@ -266,6 +269,21 @@ class TemporalEngine:
             found = f"no worker takes runs from {', '.join(idle)}; start penstock worker"
             return EngineHealth(is_ok=False, found=found)
         return EngineHealth(is_ok=True, found=self._settings.url)
+
+
+def _cause_of(error: str, settings: TemporalSettings) -> str:
+    """Return what a message of the connection's own library says went wrong, without the types that it went through."""
+    if "InvalidContentType" in error:
+        return "its response is not TLS; without TLS it is temporal://"
+    if "UnknownIssuer" in error:
+        return "its certificate is of an authority that is not trusted here; name it with PENSTOCK_TEMPORAL_CA"
+    if "NotValidForName" in error:
+        return "its certificate has another name than its host; name the one in it with PENSTOCK_TEMPORAL_SERVER_NAME"
+    may_need_certificate = settings.has_tls and settings.certificate is None
+    if may_need_certificate and any(sign in error for sign in CLOSED):
+        return "it closed the connection; does it ask for PENSTOCK_TEMPORAL_CERT?"
+    found = re.findall(r'(?:message|error): "([^"]+)"', error)
+    return found[-1] if found else error
 
 
 async def connect(settings: TemporalSettings) -> Client:
