@@ -13,6 +13,7 @@ from mkdocs.utils import yaml_load
 from playwright.async_api import expect
 
 from tests.ui.browser import browsing, tab
+from tools.pictures import SCENES
 from tools.site import api, commands, settings
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,14 @@ def test_pictures_of_the_web_ui_have_the_colours_of_the_page(site: Path) -> None
         assert len(light) >= least
         assert light == re.findall(r'src="([^"]*)-dark\.png#only-dark"', page)
         assert all((site / f"{one}-{theme}.png").is_file() for one in light for theme in ("light", "dark"))
+
+
+def test_every_picture_is_made_by_the_script_and_shown_by_a_page() -> None:
+    pages = "\n".join(path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    shown = set(re.findall(r"images/([\w-]+)-(?:light|dark)\.png", pages))
+    assert shown <= set(SCENES)
+    files = {path.name for path in (ROOT / "docs" / "images").iterdir()}
+    assert files == {f"{name}-{theme}.png" for name in shown for theme in ("light", "dark")}
 
 
 def test_every_command_and_setting_is_in_the_reference(site: Path) -> None:
