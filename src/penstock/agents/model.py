@@ -326,11 +326,12 @@ class Model:
         request._is_final = False
         retries = self.retries
         work = self.request if stream_to is None else self._streamed(context, stream_to)
-        unless = (lambda: request._is_final) if retries else None
         shrink = None if context._run.shared is None else partial(self._shrink, context, request, input_tokens, floor)
         spec = CallSpec("llm", name, cost, name, tokens)
+        if not retries:
+            return execution.attempt_async(context, spec, work, (request,), shrink=shrink, reclamp=clamped)
         return execution.run_async(
-            context, spec, work, (request,), retries, unless=unless, shrink=shrink, reclamp=clamped
+            context, spec, work, (request,), retries, unless=lambda: request._is_final, shrink=shrink, reclamp=clamped
         )
 
     def _shrink(

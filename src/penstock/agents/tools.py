@@ -158,7 +158,7 @@ class Tool:
         name, takes = self.spec.name, self._context_name
         work = self._work if takes is None else lambda arguments: self.fn(**arguments, **{takes: context})
         spec = CallSpec("tool", name, self._hint, timeout_s=self.timeout_s)
-        return execution.run_async(context, spec, work, (arguments,), on_worker=not self._is_async)
+        return execution.attempt_async(context, spec, work, (arguments,), on_worker=not self._is_async)
 
     def _work(self, arguments: Mapping[str, Any]) -> Any:
         return self.fn(**arguments)

@@ -558,14 +558,15 @@ def refusal(account: Account, cost: int, tokens: int, api_calls: int, now_ns: in
 
 def fits_alone(account: Account, cost: int, tokens: int) -> bool:
     """Whether these amounts would fit at every level if all holds of calls in progress were released."""
-    for level in levels_of(account):
-        tokens_kept = level.tokens_committed - level.tokens_held
-        if (
-            level.committed - level.held + (cost or 1) > level.max_cost
-            or tokens_kept + (tokens or 1) > level.max_tokens
-        ):
-            return False
-    return True
+    cost, tokens, level = cost or 1, tokens or 1, account
+    while (
+        level.committed - level.held + cost <= level.max_cost
+        and level.tokens_committed - level.tokens_held + tokens <= level.max_tokens
+    ):
+        if level.parent is None:
+            return True
+        level = level.parent
+    return False
 
 
 def without_room(account: Account, cost: int, tokens: int) -> list[Account]:
