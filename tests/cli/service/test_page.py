@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.service import serve
+from penstock.storage import newest_version
 from tests.cli.conftest import Penstock
 from tests.cli.service.test_serve import served
 
@@ -47,3 +48,8 @@ def test_the_page_names_every_option_of_serve() -> None:
         option = "GRAPHS" if parameter == "graphs" else f"--{parameter.replace('_', '-')}"
         if parameter != "return":
             assert f"`{option}" in PAGE, option
+
+
+def test_the_page_shows_the_version_that_databases_have() -> None:
+    shown = re.findall(r"^(?:sqlite\S+|✓ database) +version (\d+), ", PAGE, re.MULTILINE)
+    assert shown == [str(newest_version())] * 2
