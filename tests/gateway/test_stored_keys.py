@@ -20,6 +20,7 @@ import pytest
 from penstock import logs
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS, Budget
+from penstock.errors import LedgerUnavailable
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
 from penstock.gateway.key_accounts import key_account, run_account
@@ -360,6 +361,28 @@ async def test_call_waits_for_what_another_gateway_holds(tmp_path: Path) -> None
         await provider.until(lambda: provider.in_flight)
         second = await other.post(key, {"max_tokens": 1_000})
         assert ((await first).status_code, second.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize("operation", ["open_account", "hold"])
+async def test_database_that_cannot_be_used_is_no_question_of_money_and_is_not_named(
+    provider: FakeProviderServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LedgerUnavailable("/srv/team.db.ledger cannot record: database is locked")
+
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(limits={"daily_usd": 1})
+        with monkeypatch.context() as broken:
+            broken.setattr(stores.ledger, operation, fail)
+            refused = await gateway.post(key)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "api_error")
+        assert "x-should-retry" not in refused.headers
+        assert "team.db" not in refused.text
+        assert "/srv/team.db.ledger" in caplog.text
+        assert provider.requests == ()
+        assert (await gateway.post(key)).status_code == 200
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        assert stores.ledger.balance(key_account(str(id_in(key.encode())), day)).held_nanos == 0
 
 
 def _message(answer: httpx2.Response) -> str:

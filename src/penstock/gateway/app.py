@@ -15,7 +15,7 @@ from typing import Any
 from penstock import logs
 from penstock.gateway.client import Client, Gone, Receive, Send, Truncated
 from penstock.gateway.connections import Connections
-from penstock.gateway.denials import denial_of
+from penstock.gateway.denials import UNAVAILABLE, denial_of
 from penstock.gateway.exchange import exchange_model_call, relay_free
 from penstock.gateway.grants import Keyring
 from penstock.gateway.upstreams import Upstream
@@ -90,6 +90,8 @@ class Gateway:
                 denied = Denied(500, "the gateway failed; its log has the reason", code="internal_error")
             if denied is None or client.has_begun:
                 raise
+            if denied.status == UNAVAILABLE:
+                _logger.warning("a request was refused: %s", error)
             logs.note(error=denied.code or None)
             self._on_denied(denied)
             await client.answer(*wire.error(denied, client.user_agent))
