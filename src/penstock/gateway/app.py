@@ -118,7 +118,7 @@ class Gateway:
         url = upstream.target(path, without_key(client.query))
         response = await self._connections.send(client.method, url, headers, body)
         try:
-            await relay_free(response, client)
+            await relay_free(response, client, upstream)
         finally:
             await response.aclose()
 
