@@ -150,8 +150,8 @@ def compressing(kind: str, body: str) -> Iterator[str]:
 def test_compressed_answer_is_unpacked_and_its_usage_is_read(provider: FakeProviderServer, streams: bool) -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
     choice = {"index": 0, "finish_reason": "stop", "delta": {"content": "Über"}, "message": {"content": "Über"}}
-    said = json.dumps({"id": "c", "model": "fake-1", "choices": [choice], "usage": usage}, ensure_ascii=False)
-    body = f"data: {said}\n\ndata: [DONE]\n\n" if streams else said
+    message = json.dumps({"id": "c", "model": "fake-1", "choices": [choice], "usage": usage}, ensure_ascii=False)
+    body = f"data: {message}\n\ndata: [DONE]\n\n" if streams else message
     options = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
     kind = "text/event-stream" if streams else "application/json"
     with compressing(kind, body) as url, gateway(provider, environ={"OPENAI_BASE_URL": url}, max_cost_usd=1) as served:

@@ -21,6 +21,7 @@ from penstock import logs
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS, Budget
 from penstock.errors import LedgerUnavailable
+from penstock.gateway import stored_keys
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
 from penstock.gateway.key_accounts import key_account, run_account
@@ -37,7 +38,7 @@ from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.server.tokens import create_token
 from penstock.storage import Stores, open_stores
 from penstock.testing.clock import ManualClock
-from penstock.testing.provider import Cut, FakeProviderServer, Say
+from penstock.testing.provider import Cut, FakeProviderServer, Hang, Say
 from tests.forked import Program
 from tests.gateway.conftest import environment
 from tests.server.served import served
@@ -54,6 +55,7 @@ class Team:
     url: str
     client: httpx2.AsyncClient
     clock: ManualClock
+    keys: StoredKeys
 
     async def key(self, name: str = "ann", **options: Any) -> str:
         now_ms = self.clock.time_ns() // 1_000_000
@@ -76,7 +78,7 @@ async def team(
     keys = StoredKeys(stores.tokens, stores.ledger, provider.provider.prices, GatewaySettings(**settings), clock)
     app = Gateway(upstreams_in(environment(provider)), keys, connections)
     async with serving(app) as url, httpx2.AsyncClient(timeout=60) as client:
-        yield Team(stores, url, client, clock)
+        yield Team(stores, url, client, clock, keys)
     await keys.aclose()
     await connections.aclose()
 
@@ -326,6 +328,31 @@ async def test_open_gateway_removes_past_runs_by_itself(provider: FakeProviderSe
             while old in stores.ledger.aged(0):  # noqa: ASYNC110  # nothing signals the end of a sweep
                 await asyncio.sleep(0.01)
         assert list(stores.ledger.aged(0, prefix="gateway:")) == [new, "gateway:no:day:soon"]
+
+
+async def test_run_is_not_ended_below_its_calls_by_runs_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_keys, "MAX_RUNS", 2)
+    script = lambda request: Say(then=Hang()) if request.number == 1 else Say()  # noqa: E731
+    async with (
+        FakeProviderServer(script=script) as provider,
+        await open_stores("memory:") as stores,
+        team(provider, stores) as gateway,
+    ):
+        ann, bob = await gateway.key("ann"), await gateway.key("bob")
+        slow = asyncio.create_task(gateway.post(ann))
+        await provider.until(lambda: provider.in_flight)
+        for number in range(4):
+            answer = await gateway.post(bob, **{"x-penstock-run": f"run-{number}"})
+            assert answer.status_code == 200
+        assert (await gateway.post(ann)).status_code == 200
+        assert not slow.done()
+        assert provider.in_flight == 1, "the call goes on"
+        slow.cancel()
+        await asyncio.wait((slow,))
+        await provider.until(lambda: not provider.in_flight)
+        for number in range(2):  # it is ended once it is the oldest without a request
+            assert (await gateway.post(bob, **{"x-penstock-run": f"late-{number}"})).status_code == 200
+        assert len(gateway.keys._runs) == 2
 
 
 async def test_runs_of_two_keys_with_one_name_are_two_runs(provider: FakeProviderServer) -> None:

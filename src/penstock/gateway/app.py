@@ -106,12 +106,15 @@ class Gateway:
             await client.answer(200, [(b"content-length", b"0")], b"")
             return
         grant = await self._keyring.grant(presented_key(client.headers, client.query), client.headers)
-        body = await client.body()
-        if kind == "model":
-            call = exchange_model_call(client, upstream, path, body, self._connections, grant)
-        else:
-            call = self._free_call(client, upstream, path, body if client.method == "POST" else None)
-        await _unless_gone(client, call)
+        try:
+            body = await client.body()
+            if kind == "model":
+                call = exchange_model_call(client, upstream, path, body, self._connections, grant)
+            else:
+                call = self._free_call(client, upstream, path, body if client.method == "POST" else None)
+            await _unless_gone(client, call)
+        finally:
+            grant.release()
 
     async def _free_call(self, client: Client, upstream: Upstream, path: str, body: bytes | None) -> None:
         headers = upstream.headers(client.raw_headers, body)
