@@ -21,7 +21,7 @@ from penstock import logs
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS, Budget
 from penstock.errors import LedgerUnavailable
-from penstock.gateway import stored_keys
+from penstock.gateway import loopback, stored_keys
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
 from penstock.gateway.key_accounts import key_account, run_account
@@ -353,6 +353,28 @@ async def test_run_is_not_ended_below_its_calls_by_runs_of_another_key(monkeypat
         for number in range(2):  # it is ended once it is the oldest without a request
             assert (await gateway.post(bob, **{"x-penstock-run": f"late-{number}"})).status_code == 200
         assert len(gateway.keys._runs) == 2
+
+
+async def test_request_that_is_open_when_the_gateway_stops_is_answered_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loopback, "CLOSING_S", 0)
+    async with (
+        FakeProviderServer(script=[Say(then=Hang())]) as provider,
+        await open_stores("memory:") as stores,
+        httpx2.AsyncClient(timeout=60) as client,
+    ):
+        async with team(provider, stores) as gateway:
+            key = await gateway.key()
+            url, head = f"{gateway.url}/openai/v1/chat/completions", {"authorization": f"Bearer {key}"}
+            slow = asyncio.create_task(client.post(url, json=CHAT, headers=head))
+            await provider.until(lambda: provider.in_flight)
+        answer = await slow
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopped")
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        balance = stores.ledger.balance(key_account(str(id_in(key.encode())), day))
+        assert (balance.held_nanos, balance.steps_open) == (0, 0)
+        assert balance.unresolved_nanos > 0, "the provider may charge for it"
 
 
 async def test_runs_of_two_keys_with_one_name_are_two_runs(provider: FakeProviderServer) -> None:

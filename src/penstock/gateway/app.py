@@ -23,6 +23,7 @@ from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
 from penstock.ids import new_run_id
 
 HEALTH = "/health"
+_STOPPED = Denied(UNAVAILABLE, "the gateway was stopped before it had an answer", code="stopped")
 _logger = logging.getLogger(__name__)
 
 
@@ -83,6 +84,9 @@ class Gateway:
             return
         except Truncated as truncated:  # an unfinished response makes the server close the connection
             _logger.warning("the answer to a request to %s was cut: %s", name[:100], truncated)
+        except asyncio.CancelledError:  # the server ends: closing the connection is the only signal to a begun response
+            if not client.has_begun:
+                await client.answer(*wire.error(_STOPPED, client.user_agent))
         except BaseException as error:
             denied = denial_of(error, name)
             if denied is None and isinstance(error, Exception):
