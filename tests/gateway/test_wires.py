@@ -253,6 +253,8 @@ UNKNOWN: list[tuple[str, str, dict[str, Any], str]] = [
         {"messages": _saying({"type": "image_url", "image_url": {"url": ADDRESS}})},
         "an image by its address",
     ),
+    ("openai", "/v1/chat/completions", {"messages": MESSAGES, "service_tier": "priority"}, "service_tier: priority"),
+    ("anthropic", "/v1/messages", {"messages": MESSAGES, "speed": "fast"}, "speed: fast"),
     (
         "openai",
         "/v1/responses",
@@ -295,6 +297,7 @@ KNOWN: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("gemini", f"{GEMINI}:generateContent", _parts({"inlineData": {"mimeType": "image/png", "data": "AA=="}})),
     ("openai", "/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "image_url"}]}),
+    ("openai", "/v1/chat/completions", {"messages": MESSAGES, "service_tier": "flex"}),
 ]
 """What looks alike, and is covered by its hold."""
 

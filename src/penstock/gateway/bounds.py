@@ -2,7 +2,8 @@
 
 The hold of a request covers its own text and the images in it. What a provider adds to its input afterwards (stored
 turns, files and images by id or address, results of the tools that the provider itself runs) is unknown until it is
-billed; so is what it makes of a document or a video, whose size says little about its pages.
+billed. So is what it makes of a document or a video, whose size says little about its pages, and a tier with prices of
+its own.
 
 Knows the bodies of the three wires, and nothing of runs or limits.
 """
@@ -16,6 +17,8 @@ from penstock.providers.http.request import ModelRequest
 
 _REFERENCES = ("previous_response_id", "conversation", "prompt", "container", "mcp_servers", "cachedContent")
 _ALWAYS = ("web_search_options", "plugins")
+_DEARER = {"service_tier": "priority", "speed": "fast"}
+"""Fields that make every token dearer than the price that is known."""
 _OUR_TOOLS = frozenset({"function", "custom", "local_shell", "shell", "apply_patch"})
 """Types of tools that the client runs; Anthropic's own have a date at their end."""
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")
@@ -37,6 +40,9 @@ def unbounded_by(request: ModelRequest) -> str | None:
 
 
 def _unbounded(api: str, body: Mapping[str, Any]) -> Iterator[str]:
+    for name, dearer in _DEARER.items():
+        if body.get(name) == dearer:
+            yield f"{name}: {dearer}"
     for name in _ALWAYS:
         if body.get(name) is not None:
             yield name
