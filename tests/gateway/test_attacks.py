@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -120,6 +121,46 @@ def test_compressed_answer_without_an_end_is_cut(what: Any, streams: bool) -> No
     assert "error" in answer.text
     assert len(answer.content) < 20 * MiB
     assert served.run.balance.held_nanos == 0
+
+
+@contextmanager
+def compressing(kind: str, body: str) -> Iterator[str]:
+    """A provider that compresses its one answer, although it was not requested."""
+    packed = gzip.compress(body.encode())
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-encoding: gzip\r\ncontent-length: {len(packed)}\r\n\r\n"
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(65_536)
+            assert b"accept-encoding: identity" in received.lower()
+            connection.sendall(head.encode() + packed[:20])
+            connection.sendall(packed[20:])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=(listener,))
+        answering.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        answering.join()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_compressed_answer_is_unpacked_and_its_usage_is_read(provider: FakeProviderServer, streams: bool) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    choice = {"index": 0, "finish_reason": "stop", "delta": {"content": "Über"}, "message": {"content": "Über"}}
+    message = json.dumps({"id": "c", "model": "fake-1", "choices": [choice], "usage": usage}, ensure_ascii=False)
+    body = f"data: {message}\n\ndata: [DONE]\n\n" if streams else message
+    options = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+    kind = "text/event-stream" if streams else "application/json"
+    with compressing(kind, body) as url, gateway(provider, environ={"OPENAI_BASE_URL": url}, max_cost_usd=1) as served:
+        sent = {**BEARER, "accept-encoding": "gzip, br"}
+        answer = httpx.post(f"{served.openai}/chat/completions", json={**CHAT, **options}, headers=sent)
+    assert (answer.status_code, answer.text) == (200, body)
+    assert "content-encoding" not in answer.headers
+    balance = served.run.balance
+    assert (balance.tokens_in, balance.tokens_out, balance.held_nanos, balance.unresolved_nanos) == (5, 9, 0, 0)
 
 
 PIECES = ["Über ", "🌊🌊", "日本語", "é", " end"]

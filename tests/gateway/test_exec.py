@@ -333,6 +333,35 @@ def test_call_in_flight_when_the_program_dies_stays_unresolved(tmp_path: Path) -
     assert "1 of its calls have an unknown bill" in err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such flag")
+def test_process_that_has_the_keys_cannot_be_read_by_others_of_its_user() -> None:
+    """What is not dumpable has no memory and no environment for them in /proc."""
+    code = (
+        "import ctypes; from penstock.cli.wrap.child import harden_process; harden_process(); "
+        "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+    )
+    with Program(["-c", code]) as program:
+        out, _ = program.communicate()
+    assert (program.wait(), out) == (0, "0\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_no_process_of_the_tree_has_a_key_of_the_provider(wrapped: Wrapped) -> None:
+    code = """
+import subprocess, threading
+depth = int(os.environ.get("DEPTH", "0"))
+threading.Thread(target=call).start()
+if depth < 2:
+    child = subprocess.Popen([sys.executable, "-S", __file__], env={**os.environ, "DEPTH": str(depth + 1)})
+    sys.exit(child.wait())
+found = os.getpid()
+for _ in range(3):
+    print(b"sk-of-the-provider" in open(f"/proc/{found}/environ", "rb").read())
+    found = int(open(f"/proc/{found}/stat").read().rpartition(")")[2].split()[1])
+"""
+    assert wrapped.run(code=code)[:2] == (0, "False\nFalse\nFalse\n")
+
+
 def test_record_is_written_and_quiet_prints_nothing(wrapped: Wrapped) -> None:
     exit_code, out, err = wrapped.run("--quiet", "--record", "run.json", code="call()")
     assert (exit_code, out, err) == (0, "", "")

@@ -170,6 +170,37 @@ def _redirect_once(listener: socket.socket, to: str) -> None:
         )
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "models"])
+def test_key_that_the_upstream_repeats_in_its_error_does_not_reach_the_client(
+    provider: FakeProviderServer, path: str
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        gateway_at(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", provider) as served,
+    ):
+        answering = threading.Thread(target=_repeat_key_once, args=(listener,))
+        answering.start()
+        method, body = ("GET", None) if path == "models" else ("POST", CHAT)
+        answer = httpx.request(method, f"{served.openai}/{path}", headers=BEARER, json=body)
+        answering.join()
+    assert (answer.status_code, answer.json()) == (401, {"error": {"message": "wrong key: ***"}})
+    assert answer.headers["www-authenticate"] == "Bearer ***"
+
+
+def _repeat_key_once(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(65_536)
+        assert PROVIDER_KEY.encode() in received
+        body = json.dumps({"error": {"message": f"wrong key: {PROVIDER_KEY}"}})
+        head = f"HTTP/1.1 401 No\r\nwww-authenticate: Bearer {PROVIDER_KEY}\r\ncontent-length: {len(body)}\r\n"
+        connection.sendall(f"{head}connection: close\r\n\r\n{body}".encode())
+        while connection.recv(65_536):  # unread bytes would reset the connection at its end
+            pass
+
+
 def test_keys_never_appear_in_an_answer(served: Served) -> None:
     for path in ("/openai/v1/chat/completions", "/openai/v1/nothing", "/nowhere", "/anthropic/v1/messages"):
         answer = httpx.post(served.url + path, json=CHAT, headers=BEARER)

@@ -44,7 +44,9 @@ KILLS = scaled(1, soak=6)
 CEILING_USD = "0.50" if SOAK else "0.03"
 PATIENT_GATEWAYS = scaled(2, soak=4)
 PATIENT = scaled(16, soak=200)
-"""Calls that are sent at once, of which the key has room for three."""
+"""Calls that are sent at once, each for $0.000777."""
+PATIENT_USD = "0.25" if SOAK else "0.10"
+"""What they cost together, and room for three of their holds of $0.03."""
 WATCHER = "0" * 12
 """The mark of the gateway that looks after the killed ones."""
 
@@ -162,9 +164,9 @@ async def _client(gateways: Gateways, key: str, chance: random.Random, statuses:
 
 @pytest.mark.requirement("X-12")
 def test_calls_that_fit_together_all_complete_by_waiting_for_each_other(db: str, tmp_path: Path) -> None:
-    """Each call holds $0.03 of the $0.10 of its key and costs a fraction: none is refused, and none is clamped."""
+    """Each call holds $0.03 of the budget of its key and costs a fraction: none is refused, and none is clamped."""
     with FakeProviderServer(FakeProvider(latency_s=0.01)) as provider, ExitStack() as stack:
-        key, id = asyncio.run(_with_stores(db, lambda stores: _new_key(stores, "0.10")))
+        key, id = asyncio.run(_with_stores(db, lambda stores: _new_key(stores, PATIENT_USD)))
         gateways = Gateways(db, provider, tmp_path, stack, PATIENT_GATEWAYS)
         statuses = asyncio.run(_patient_clients(gateways, key))
         assert gateways.stop() == [0] * PATIENT_GATEWAYS

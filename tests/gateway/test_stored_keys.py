@@ -20,6 +20,8 @@ import pytest
 from penstock import logs
 from penstock.containment.ledger import Amounts
 from penstock.containment.limits import NO_LIMITS, Budget
+from penstock.errors import LedgerUnavailable
+from penstock.gateway import loopback, stored_keys
 from penstock.gateway.app import Gateway
 from penstock.gateway.connections import Connections
 from penstock.gateway.key_accounts import key_account, run_account
@@ -36,7 +38,7 @@ from penstock.runtime.durable.async_ledger import AsyncLedger
 from penstock.server.tokens import create_token
 from penstock.storage import Stores, open_stores
 from penstock.testing.clock import ManualClock
-from penstock.testing.provider import Cut, FakeProviderServer, Say
+from penstock.testing.provider import Cut, FakeProviderServer, Hang, Say
 from tests.forked import Program
 from tests.gateway.conftest import environment
 from tests.server.served import served
@@ -53,6 +55,7 @@ class Team:
     url: str
     client: httpx2.AsyncClient
     clock: ManualClock
+    keys: StoredKeys
 
     async def key(self, name: str = "ann", **options: Any) -> str:
         now_ms = self.clock.time_ns() // 1_000_000
@@ -75,7 +78,7 @@ async def team(
     keys = StoredKeys(stores.tokens, stores.ledger, provider.provider.prices, GatewaySettings(**settings), clock)
     app = Gateway(upstreams_in(environment(provider)), keys, connections)
     async with serving(app) as url, httpx2.AsyncClient(timeout=60) as client:
-        yield Team(stores, url, client, clock)
+        yield Team(stores, url, client, clock, keys)
     await keys.aclose()
     await connections.aclose()
 
@@ -327,6 +330,53 @@ async def test_open_gateway_removes_past_runs_by_itself(provider: FakeProviderSe
         assert list(stores.ledger.aged(0, prefix="gateway:")) == [new, "gateway:no:day:soon"]
 
 
+async def test_run_is_not_ended_below_its_calls_by_runs_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_keys, "MAX_RUNS", 2)
+    script = lambda request: Say(then=Hang()) if request.number == 1 else Say()  # noqa: E731
+    async with (
+        FakeProviderServer(script=script) as provider,
+        await open_stores("memory:") as stores,
+        team(provider, stores) as gateway,
+    ):
+        ann, bob = await gateway.key("ann"), await gateway.key("bob")
+        slow = asyncio.create_task(gateway.post(ann))
+        await provider.until(lambda: provider.in_flight)
+        for number in range(4):
+            answer = await gateway.post(bob, **{"x-penstock-run": f"run-{number}"})
+            assert answer.status_code == 200
+        assert (await gateway.post(ann)).status_code == 200
+        assert not slow.done()
+        assert provider.in_flight == 1, "the call goes on"
+        slow.cancel()
+        await asyncio.wait((slow,))
+        await provider.until(lambda: not provider.in_flight)
+        for number in range(2):  # it is ended once it is the oldest without a request
+            assert (await gateway.post(bob, **{"x-penstock-run": f"late-{number}"})).status_code == 200
+        assert len(gateway.keys._runs) == 2
+
+
+async def test_request_that_is_open_when_the_gateway_stops_is_answered_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loopback, "CLOSING_S", 0)
+    async with (
+        FakeProviderServer(script=[Say(then=Hang())]) as provider,
+        await open_stores("memory:") as stores,
+        httpx2.AsyncClient(timeout=60) as client,
+    ):
+        async with team(provider, stores) as gateway:
+            key = await gateway.key()
+            url, head = f"{gateway.url}/openai/v1/chat/completions", {"authorization": f"Bearer {key}"}
+            slow = asyncio.create_task(client.post(url, json=CHAT, headers=head))
+            await provider.until(lambda: provider.in_flight)
+        answer = await slow
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopped")
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        balance = stores.ledger.balance(key_account(str(id_in(key.encode())), day))
+        assert (balance.held_nanos, balance.steps_open) == (0, 0)
+        assert balance.unresolved_nanos > 0, "the provider may charge for it"
+
+
 async def test_runs_of_two_keys_with_one_name_are_two_runs(provider: FakeProviderServer) -> None:
     async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
         ann, bob = await gateway.key("ann", limits={"daily_usd": "0.001"}), await gateway.key("bob")
@@ -360,6 +410,28 @@ async def test_call_waits_for_what_another_gateway_holds(tmp_path: Path) -> None
         await provider.until(lambda: provider.in_flight)
         second = await other.post(key, {"max_tokens": 1_000})
         assert ((await first).status_code, second.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize("operation", ["open_account", "hold"])
+async def test_database_that_cannot_be_used_is_no_question_of_money_and_is_not_named(
+    provider: FakeProviderServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LedgerUnavailable("/srv/team.db.ledger cannot record: database is locked")
+
+    async with await open_stores("memory:") as stores, team(provider, stores) as gateway:
+        key = await gateway.key(limits={"daily_usd": 1})
+        with monkeypatch.context() as broken:
+            broken.setattr(stores.ledger, operation, fail)
+            refused = await gateway.post(key)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "api_error")
+        assert "x-should-retry" not in refused.headers
+        assert "team.db" not in refused.text
+        assert "/srv/team.db.ledger" in caplog.text
+        assert provider.requests == ()
+        assert (await gateway.post(key)).status_code == 200
+        day = day_of(gateway.clock.time_ns() // 1_000_000)
+        assert stores.ledger.balance(key_account(str(id_in(key.encode())), day)).held_nanos == 0
 
 
 def _message(answer: httpx2.Response) -> str:

@@ -225,6 +225,17 @@ def test_background_response_is_refused(served: Served) -> None:
     assert served.provider.requests == ()
 
 
+ADDRESS, IMAGE, PDF = "https://example.org/a", "data:image/png;base64,AA==", "data:application/pdf;base64,AA=="
+
+
+def _saying(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [part]}]
+
+
+def _parts(part: dict[str, Any]) -> dict[str, Any]:
+    return {"contents": [{"role": "user", "parts": [part]}]}
+
+
 UNKNOWN: list[tuple[str, str, dict[str, Any], str]] = [
     ("openai", "/v1/responses", {"input": "x", "previous_response_id": "r"}, "previous_response_id"),
     ("openai", "/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, "the tool web_search"),
@@ -236,7 +247,59 @@ UNKNOWN: list[tuple[str, str, dict[str, Any], str]] = [
         "web_",
     ),
     ("gemini", f"{GEMINI}:generateContent", {"contents": CONTENTS, "tools": [{"googleSearch": {}}]}, "googleSearch"),
+    (
+        "openai",
+        "/v1/chat/completions",
+        {"messages": _saying({"type": "image_url", "image_url": {"url": ADDRESS}})},
+        "an image by its address",
+    ),
+    ("openai", "/v1/chat/completions", {"messages": MESSAGES, "service_tier": "priority"}, "service_tier: priority"),
+    ("anthropic", "/v1/messages", {"messages": MESSAGES, "speed": "fast"}, "speed: fast"),
+    (
+        "openai",
+        "/v1/responses",
+        {"input": _saying({"type": "input_image", "image_url": ADDRESS})},
+        "an image by its address",
+    ),
+    (
+        "anthropic",
+        "/v1/messages",
+        {"messages": _saying({"type": "image", "source": {"type": "url", "url": ADDRESS}})},
+        "an image by its address",
+    ),
+    ("gemini", f"{GEMINI}:generateContent", _parts({"fileData": {"fileUri": ADDRESS}}), "a file by reference"),
+    (
+        "openai",
+        "/v1/responses",
+        {"input": _saying({"type": "input_file", "filename": "a.pdf", "file_data": PDF})},
+        "a document",
+    ),
+    (
+        "anthropic",
+        "/v1/messages",
+        {"messages": _saying({"type": "document", "source": {"type": "base64", "data": "AA=="}})},
+        "a document",
+    ),
+    (
+        "gemini",
+        f"{GEMINI}:generateContent",
+        _parts({"inlineData": {"mimeType": "application/pdf", "data": "AA=="}}),
+        "a document",
+    ),
 ]
+KNOWN: list[tuple[str, str, dict[str, Any]]] = [
+    ("openai", "/v1/chat/completions", {"messages": _saying({"type": "image_url", "image_url": {"url": IMAGE}})}),
+    ("openai", "/v1/responses", {"input": _saying({"type": "input_image", "image_url": IMAGE})}),
+    (
+        "anthropic",
+        "/v1/messages",
+        {"max_tokens": 9, "messages": _saying({"type": "image", "source": {"type": "base64", "data": "AA=="}})},
+    ),
+    ("gemini", f"{GEMINI}:generateContent", _parts({"inlineData": {"mimeType": "image/png", "data": "AA=="}})),
+    ("openai", "/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "image_url"}]}),
+    ("openai", "/v1/chat/completions", {"messages": MESSAGES, "service_tier": "flex"}),
+]
+"""What looks alike, and is covered by its hold."""
 
 
 @pytest.mark.parametrize(("wire", "path", "body", "name"), UNKNOWN)
@@ -254,6 +317,16 @@ def test_request_of_unknown_worst_case_follows_the_declared_policy(
         assert answer.status_code == 400
         assert f"the cost of {name}" in _message(answer) or name in _message(answer)
         assert provider.requests == ()
+
+
+@pytest.mark.parametrize(("wire", "path", "body"), KNOWN)
+def test_request_whose_worst_case_is_known_is_passed_on(
+    provider: FakeProviderServer, wire: str, path: str, body: dict[str, Any]
+) -> None:
+    with gateway(provider, {"unknown_cost": "refuse"}, max_cost_usd=1) as served:
+        sent = {"model": "fake-1", **body}
+        answer = httpx.post(f"{served.url}/{wire}{path}", json=sent, headers=credentials(wire, KEY))
+    assert answer.status_code == 200
 
 
 def test_model_outside_of_the_allow_list_is_refused(provider: FakeProviderServer) -> None:

@@ -24,7 +24,7 @@ CLIENTS: dict[str, tuple[str, ...]] = {
     "gateway/openai_python": ("openai",),
     "gateway/anthropic_python": ("anthropic",),
     "gateway/google_python": ("google-genai",),
-    "gateway/litellm_python": ("litellm", "mcp"),
+    "gateway/litellm_python": ("litellm", "mcp", "tenacity"),
     "gateway/openai_node": ("openai", "zod"),
     "gateway/anthropic_node": ("@anthropic-ai/sdk",),
     "gateway/google_node": ("@google/genai",),
@@ -54,7 +54,7 @@ def _fate(seen: Counter[str], request: WireRequest) -> Fate:
             return Say(json.dumps(CITY))
         case "wrong":
             return RefuseFree(400)
-        case "busy" if seen[text] <= 2:
+        case _ if text.startswith("busy") and seen[text] <= 2:  # a client of several APIs says which
             return RefuseFree(429, 0.01)
         case "hang":
             return Say("word " * 50, then=Hang(3))
@@ -70,6 +70,7 @@ def compare(name: str) -> list[str] | None:
     print(f"{name}: without the gateway")
     plain = _observed(name, command)
     record = BUILD / f"{name.replace('/', '_')}.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
     options = ["--quiet", "--max-cost", "1", "--prices", "tools.clients.prices:prices", "--record", str(record)]
     print(f"{name}: under penstock exec")
     wrapped = [sys.executable, "-m", "penstock.cli", "exec", *options, "--", *command]
@@ -86,8 +87,8 @@ def compare(name: str) -> list[str] | None:
     return [f"{len(plain[1])} requests", "; ".join(dict.fromkeys(label for label in labels if label))]
 
 
-Observed = tuple[str, list[dict[str, Any]]]
-"""What a program printed, and the requests that the provider saw."""
+Observed = tuple[str, list[dict[str, Any]], int]
+"""What a program printed, the requests that the provider saw, and how many of them were left before their end."""
 
 
 def _observed(name: str, command: list[str], *, contained: bool = False) -> Observed | None:
@@ -103,7 +104,8 @@ def _observed(name: str, command: list[str], *, contained: bool = False) -> Obse
         printed = run_program(name, command, {**addresses, **keys, **found})
         if printed is None:
             return None
-        return printed, [_seen(request) for request in provider.requests]
+        provider.wait_until(lambda: not provider.in_flight)
+        return printed, [_seen(request) for request in provider.requests], len(provider.disconnects)
 
 
 def _seen(request: WireRequest) -> dict[str, Any]:
@@ -120,6 +122,8 @@ def _differences(plain: Observed, contained: Observed) -> Iterator[str]:
         yield "it printed something else"
     if len(plain[1]) != len(contained[1]):
         yield f"the provider saw {len(plain[1])} requests without the gateway, and {len(contained[1])} with it"
+    if plain[2] != contained[2]:
+        yield f"{plain[2]} requests are left before their end without the gateway, and {contained[2]} with it"
     for before, after in zip(plain[1], contained[1], strict=False):
         for part, value in before.items():
             if value != after[part]:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock import logs
 from penstock.gateway.client import Client, Gone, Receive, Send, Truncated
 from penstock.gateway.connections import Connections
-from penstock.gateway.denials import denial_of
+from penstock.gateway.denials import UNAVAILABLE, denial_of
 from penstock.gateway.exchange import exchange_model_call, relay_free
 from penstock.gateway.grants import Keyring
 from penstock.gateway.upstreams import Upstream
@@ -23,6 +23,7 @@ from penstock.gateway.wires import OPENAI, Denied, presented_key, without_key
 from penstock.ids import new_run_id
 
 HEALTH = "/health"
+_STOPPED = Denied(UNAVAILABLE, "the gateway was stopped before it had an answer", code="stopped")
 _logger = logging.getLogger(__name__)
 
 
@@ -83,6 +84,9 @@ class Gateway:
             return
         except Truncated as truncated:  # an unfinished response makes the server close the connection
             _logger.warning("the answer to a request to %s was cut: %s", name[:100], truncated)
+        except asyncio.CancelledError:  # the server ends: closing the connection is the only signal to a begun response
+            if not client.has_begun:
+                await client.answer(*wire.error(_STOPPED, client.user_agent))
         except BaseException as error:
             denied = denial_of(error, name)
             if denied is None and isinstance(error, Exception):
@@ -90,6 +94,8 @@ class Gateway:
                 denied = Denied(500, "the gateway failed; its log has the reason", code="internal_error")
             if denied is None or client.has_begun:
                 raise
+            if denied.status == UNAVAILABLE:
+                _logger.warning("a request was refused: %s", error)
             logs.note(error=denied.code or None)
             self._on_denied(denied)
             await client.answer(*wire.error(denied, client.user_agent))
@@ -104,19 +110,22 @@ class Gateway:
             await client.answer(200, [(b"content-length", b"0")], b"")
             return
         grant = await self._keyring.grant(presented_key(client.headers, client.query), client.headers)
-        body = await client.body()
-        if kind == "model":
-            call = exchange_model_call(client, upstream, path, body, self._connections, grant)
-        else:
-            call = self._free_call(client, upstream, path, body if client.method == "POST" else None)
-        await _unless_gone(client, call)
+        try:
+            body = await client.body()
+            if kind == "model":
+                call = exchange_model_call(client, upstream, path, body, self._connections, grant)
+            else:
+                call = self._free_call(client, upstream, path, body if client.method == "POST" else None)
+            await _unless_gone(client, call)
+        finally:
+            grant.release()
 
     async def _free_call(self, client: Client, upstream: Upstream, path: str, body: bytes | None) -> None:
         headers = upstream.headers(client.raw_headers, body)
         url = upstream.target(path, without_key(client.query))
         response = await self._connections.send(client.method, url, headers, body)
         try:
-            await relay_free(response, client)
+            await relay_free(response, client, upstream)
         finally:
             await response.aclose()
 

@@ -1,7 +1,9 @@
 """Find what makes the worst case of a request unknown: content and work that its body only refers to.
 
-The hold of a request covers its own text and the largest images. What a provider adds to its input afterwards (stored
-turns, files by id or address, results of the tools that the provider itself runs) is unknown until it is billed.
+The hold of a request covers its own text and the images in it. What a provider adds to its input afterwards (stored
+turns, files and images by id or address, results of the tools that the provider itself runs) is unknown until it is
+billed. So is what it makes of a document or a video, whose size says little about its pages, and a tier with prices of
+its own.
 
 Knows the bodies of the three wires, and nothing of runs or limits.
 """
@@ -15,10 +17,15 @@ from penstock.providers.http.request import ModelRequest
 
 _REFERENCES = ("previous_response_id", "conversation", "prompt", "container", "mcp_servers", "cachedContent")
 _ALWAYS = ("web_search_options", "plugins")
+_DEARER = {"service_tier": "priority", "speed": "fast"}
+"""Fields that make every token dearer than the price that is known."""
 _OUR_TOOLS = frozenset({"function", "custom", "local_shell", "shell", "apply_patch"})
 """Types of tools that the client runs; Anthropic's own have a date at their end."""
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")
 _FILES = ("file_id", "file_url", "fileData", "file_data_uri")
+_IMAGES = ("image", "image_url", "input_image")
+_PAGED = ("application/", "video/")
+"""Beginnings of media types whose size says little about the tokens that they become."""
 _GOOGLES_TOOLS = frozenset(
     {
         *("googleSearch", "googleSearchRetrieval", "googleMaps", "urlContext", "codeExecution", "fileSearch"),
@@ -33,6 +40,9 @@ def unbounded_by(request: ModelRequest) -> str | None:
 
 
 def _unbounded(api: str, body: Mapping[str, Any]) -> Iterator[str]:
+    for name, dearer in _DEARER.items():
+        if body.get(name) == dearer:
+            yield f"{name}: {dearer}"
     for name in _ALWAYS:
         if body.get(name) is not None:
             yield name
@@ -42,7 +52,7 @@ def _unbounded(api: str, body: Mapping[str, Any]) -> Iterator[str]:
     for tool in _list(body.get("tools")):
         if isinstance(tool, dict) and (server_tool := _server_tool(tool)):
             yield f"the tool {server_tool}"
-    for name in ("input", "messages", "contents", "system"):
+    for name in ("input", "messages", "contents", "system", "systemInstruction", "system_instruction"):
         yield from _files(body.get(name))
 
 
@@ -65,10 +75,34 @@ def _files(root: object) -> Iterator[str]:
             todo += part
         elif isinstance(part, dict):
             yield from (f"a file by reference ({name})" for name in _FILES if part.get(name) is not None)
-            source = part.get("source")
-            if part.get("type") == "document" and isinstance(source, dict) and source.get("type") in ("url", "file"):
-                yield f"a document by {source['type']}"
+            yield from _media(part)
             todo += [value for value in part.values() if isinstance(value, dict | list)]
+
+
+def _media(part: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what makes an image or a document of one of the wires unknown."""
+    kind, source = part.get("type"), part.get("source")
+    by = source.get("type") if isinstance(source, dict) else None
+    if kind == "document" and by in ("url", "file"):
+        yield f"a document by {by}"
+    if kind in _IMAGES and (by in ("url", "file") or _is_remote(part.get("image_url"))):
+        yield "an image by its address"
+    if part.get("file_data") is not None or (kind == "document" and by == "base64") or _is_paged(part):
+        yield "a document"
+
+
+def _is_remote(image: object) -> bool:
+    url = image.get("url") if isinstance(image, dict) else image
+    return isinstance(url, str) and not url.lower().lstrip().startswith("data:")
+
+
+def _is_paged(part: Mapping[str, Any]) -> bool:
+    """Whether an object is a document or a video as Gemini has it."""
+    inline = part.get("inlineData") or part.get("inline_data")
+    if not isinstance(inline, dict):
+        return False
+    media = inline.get("mimeType") or inline.get("mime_type")
+    return isinstance(media, str) and media.lower().startswith(_PAGED)
 
 
 def _list(value: object) -> list[Any]:

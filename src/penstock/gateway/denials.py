@@ -1,21 +1,23 @@
 """Turn the errors of a contained call into what the client of a wire is answered.
 
 A limit that refuses is 402, which no client retries. A call that only other calls leave no room for is 429 with a short
-`Retry-After`. Failures of the provider are 502 and 504, which clients may retry: each attempt is a call of its own.
+`Retry-After`. Failures of the provider are 502 and 504, which clients may retry: each attempt is a call of its own. A
+database that cannot be used is 503, and no word of it reaches the client.
 """
 
 from __future__ import annotations
 
 import httpcore2
 
-from penstock.errors import CancelledError, Halted, PenstockError, RunEnded
+from penstock.errors import CancelledError, Halted, LedgerUnavailable, PenstockError, RunEnded
 from penstock.gateway.wires import PAYMENT_REQUIRED, TOO_MANY_REQUESTS, Denied
 from penstock.hosting.ports import StoreUnavailable
 from penstock.providers.http.refusals import BrokenAnswer
 from penstock.providers.reading.bodies import UnreadableAnswer
-from penstock.stops import Stop
+from penstock.stops import Stop, StopReason
 
 RETRY_AFTER_S = 5
+UNAVAILABLE = 503
 TRANSPORT_ERRORS = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError, OSError)
 
 
@@ -28,10 +30,8 @@ def denial_of(error: BaseException, upstream: str) -> Denied | None:
             return _halted(error.stop)
         case RunEnded():
             return Denied(PAYMENT_REQUIRED, f"{error}; nothing is sent for it any more", code="run_ended")
-        case StoreUnavailable():
-            return Denied(
-                503, "the gateway cannot reach its database, and sends nothing without it", code="unavailable"
-            )
+        case StoreUnavailable() | LedgerUnavailable():
+            return _unavailable()
         case httpcore2.TimeoutException():
             return Denied(504, f"the upstream {upstream} did not answer in time", code="upstream_timeout")
         case BrokenAnswer() | UnreadableAnswer():
@@ -45,10 +45,17 @@ def denial_of(error: BaseException, upstream: str) -> Denied | None:
 
 
 def _halted(stop: Stop) -> Denied:
+    if stop.reason is StopReason.LEDGER_UNAVAILABLE:
+        return _unavailable()
     message = f"penstock: {stop.message}"
     if stop.momentary:
         return Denied(TOO_MANY_REQUESTS, message, code=stop.reason.value, retry_after_s=RETRY_AFTER_S)
     return Denied(PAYMENT_REQUIRED, message, code=stop.reason.value)
+
+
+def _unavailable() -> Denied:
+    message = "the gateway cannot reach its database, and sends nothing without it"
+    return Denied(UNAVAILABLE, message, code="unavailable")
 
 
 def _cause(error: BaseException) -> str:

@@ -114,18 +114,21 @@ async def _relay_error(exchange: Exchange, response: httpcore2.Response, client:
     if response.status < 400:
         where = "answers with a redirect, which is not followed: set its final address"
         raise Denied(502, f"the upstream {upstream.name} {where}", code="upstream_redirect")
-    await relay_free(response, client, ERROR_BYTES)
+    await relay_free(response, client, upstream, ERROR_BYTES)
 
 
-async def relay_free(response: httpcore2.Response, client: Client, max_bytes: int = FREE_BYTES) -> None:
-    """Pass on a response that costs nothing."""
+async def relay_free(
+    response: httpcore2.Response, client: Client, upstream: Upstream, max_bytes: int = FREE_BYTES
+) -> None:
+    """Pass on a response that costs nothing, without the key of the upstream if that repeats it."""
     sink = decoded(Capped(max_bytes), header_of(response, b"content-encoding"))
     body = bytearray()
     async for chunk in chunks(response):
         body += sink.take(chunk)
     body += sink.end()
-    headers = [*returned_headers(response), (b"content-length", str(len(body)).encode())]
-    await client.answer(response.status, headers, bytes(body))
+    hidden = [(name, upstream.without_secrets(value)) for name, value in returned_headers(response)]
+    shown = upstream.without_secrets(bytes(body))
+    await client.answer(response.status, [*hidden, (b"content-length", str(len(shown)).encode())], shown)
 
 
 def header_of(response: httpcore2.Response, name: bytes) -> str:

@@ -7,7 +7,7 @@ keys of a database.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
@@ -32,6 +32,8 @@ class Grant:
     unknown_cost: UnknownCost = "count"
     calls: str = ""
     """Beginning of the ids of its calls, in the log and among the bills of its key."""
+    release: Callable[[], None] = lambda: None
+    """Called when the request has ended."""
 
     def check(self, request: ModelRequest) -> None:
         """Raise Denied if the key does not allow the request."""

@@ -40,7 +40,7 @@ RUN_HEADER = "x-penstock-run"
 MAX_AGE_S = 0.5
 """How long a key that was read is used before it is read again."""
 MAX_RUNS = 10_000
-"""Maximum number of runs that are kept open; the ones that were used longest ago are ended."""
+"""Maximum number of runs that are kept open without a request; the ones that were used longest ago are ended."""
 MAX_WAIT_S = 30.0
 """How long a request waits for what other requests hold: well below the timeouts of clients."""
 MAX_KEPT_CALLS = 1_000
@@ -80,6 +80,24 @@ class GatewaySettings:
         return self.team_daily_usd.get(team, self.team_daily_usd.get("*"))
 
 
+@dataclass(slots=True, eq=False)
+class _OpenRun:
+    """A run that this process has opened."""
+
+    context: ExecutionContext
+    shared: SharedBudget
+    requests: int = 0
+    """Number of requests that use it now: it is not ended below them."""
+
+    def release(self) -> None:
+        self.requests -= 1
+
+    async def end(self) -> None:
+        self.context.end()
+        self.shared.close()
+        await self.shared.aflush()
+
+
 class StoredKeys:
     """The keyring of a database."""
 
@@ -100,7 +118,7 @@ class StoredKeys:
         self.mark = secrets.token_hex(6)
         """Tells the calls of this process from those of others."""
         self._known: OrderedDict[str, tuple[int, TokenRecord | None]] = OrderedDict()
-        self._runs: OrderedDict[str, tuple[ExecutionContext, SharedBudget]] = OrderedDict()
+        self._runs: OrderedDict[str, _OpenRun] = OrderedDict()
 
     async def grant(self, key: str, headers: Mapping[str, str]) -> Grant:
         """Return what the key buys; raise Denied if it is unknown, revoked or expired."""
@@ -110,10 +128,11 @@ class StoredKeys:
         if not ID.fullmatch(name):
             raise Denied(400, f"X-Penstock-Run must be an id: {AN_ID}", code="invalid_run")
         settings = self._settings
-        run, shared = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS, self._settings.zone))
+        run = await self._run(record, name, day_of(self._clock.time_ns() // _NANOS_PER_MS, self._settings.zone))
+        run.requests += 1
         logs.note(run_id=name)
-        terms = Terms(run, settings.max_output_tokens, FLOOR)
-        return Grant(terms, tuple(record.models or ()), settings.unknown_cost, call_id_of(shared.prefix))
+        terms, models = Terms(run.context, settings.max_output_tokens, FLOOR), tuple(record.models or ())
+        return Grant(terms, models, settings.unknown_cost, call_id_of(run.shared.prefix), run.release)
 
     async def _authenticate(self, secret: bytes) -> TokenRecord:
         id = id_in(secret)
@@ -145,27 +164,27 @@ class StoredKeys:
             self._known.popitem(last=False)
         return record
 
-    async def _run(self, key: TokenRecord, name: str, day: date) -> tuple[ExecutionContext, SharedBudget]:
+    async def _run(self, key: TokenRecord, name: str, day: date) -> _OpenRun:
         """Return the run that pays, opened at its first request of the day."""
         account = run_account(key.id, name, day)
         found = self._runs.get(account)
         if found is None:
             await self._open_accounts(account, key, day)
+            await self._end_oldest()
             found = self._runs.get(account)  # another request may have opened it meanwhile
         if found is None:
             found = self._runs[account] = self._new_run(account, key)
-            await self._end_oldest()
         self._runs.move_to_end(account)
         return found
 
-    def _new_run(self, account: str, key: TokenRecord) -> tuple[ExecutionContext, SharedBudget]:
+    def _new_run(self, account: str, key: TokenRecord) -> _OpenRun:
         prefix = f"{account}/{self.mark}-{secrets.token_hex(4)}"
         shared = SharedBudget(self._store, account, prefix=prefix, owner=key.name)
         settings = RunSettings(max_wait_s=MAX_WAIT_S, max_kept_calls=MAX_KEPT_CALLS)
         run = ExecutionContext(
             name=account, prices=self._prices, settings=settings, shared_budget=shared, clock=self._clock
         )
-        return run, shared
+        return _OpenRun(run, shared)
 
     async def _open_accounts(self, account: str, key: TokenRecord, day: date) -> None:
         parent: str | None = None
@@ -221,18 +240,14 @@ class StoredKeys:
             # The owner was in another team today: what was counted there stays, and the day ends there.
 
     async def _end_oldest(self) -> None:
-        while len(self._runs) > MAX_RUNS:
-            _, (run, shared) = self._runs.popitem(last=False)
-            await _end(run, shared)
+        while len(self._runs) >= MAX_RUNS:
+            idle = next((account for account, run in self._runs.items() if not run.requests), None)
+            if idle is None:  # as many requests at once: their number has limits of its own
+                return
+            await self._runs.pop(idle).end()
 
     async def aclose(self) -> None:
         """End all runs, and settle what is not settled yet."""
         while self._runs:
-            _, (run, shared) = self._runs.popitem()
-            await _end(run, shared)
-
-
-async def _end(run: ExecutionContext, shared: SharedBudget) -> None:
-    run.end()
-    shared.close()
-    await shared.aflush()
+            _, run = self._runs.popitem()
+            await run.end()

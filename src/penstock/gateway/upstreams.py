@@ -31,6 +31,8 @@ NOT_RETURNED = frozenset(
 )
 
 
+MIN_SECRET = 8
+"""Minimum length of a secret that is looked for in what an upstream answers."""
 _VERSION = re.compile(r"/v1(?:beta|alpha)?$")
 
 
@@ -57,6 +59,14 @@ class Upstream:
     def host(self) -> str:
         """The host name of the upstream."""
         return urlsplit(self.url).hostname or ""
+
+    def without_secrets(self, data: bytes) -> bytes:
+        """Return the data without the key, which some servers repeat in their errors."""
+        own = (value for name, value in self.own_headers if name in CREDENTIALS)
+        for secret in (self.key.encode("latin-1"), *(value.rpartition(b" ")[2] for value in own)):
+            if len(secret) >= MIN_SECRET:
+                data = data.replace(secret, b"***")
+        return data
 
     def target(self, path: str, query: str) -> httpcore2.URL:
         """Return the address of a path that `Wire.route` returned."""

@@ -71,6 +71,16 @@ def test_an_image_counts_as_an_image_and_not_by_its_bytes() -> None:
     assert 3 * IMAGE_TOKENS < found < 3 * IMAGE_TOKENS + 200
 
 
+@pytest.mark.parametrize(("model", "detail", "tokens"), [("gpt-4o-mini", "high", 48_169), ("m", "original", 16_200)])
+def test_an_image_counts_as_the_most_that_its_model_bills(model: str, detail: str, tokens: int) -> None:
+    image = "data:image/png;base64,AAAA"
+    chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image, "detail": detail}}]}]
+    responses = [{"role": "user", "content": [{"type": "input_image", "image_url": image, "detail": detail}]}]
+    assert parsed(model=model, messages=chat).input_tokens > tokens
+    found = body_of("/v1/responses", {"model": model, "input": responses})
+    assert found.input_tokens > tokens
+
+
 def test_tools_add_instructions_to_the_input() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     without = parsed(model="m", messages=MESSAGES).input_tokens

@@ -1,7 +1,7 @@
 """Parse a model request, and rewrite it with no more output than the budget allows.
 
 The exact size of its input is unknown until the provider has counted it, so an upper bound is estimated: two bytes of
-the body are a token, an image is `IMAGE_TOKENS`, and tools add `TOOL_TOKENS` of instructions. English has four bytes in
+the body are a token, an image is `image_tokens`, and tools add `TOOL_TOKENS` of instructions. English has four bytes in
 a token, code three, Chinese about three. Content that the body only refers to cannot be estimated: earlier turns stored
 by the provider, files by id, results of the provider's own tools. Their cost is known when the usage is reported.
 
@@ -23,7 +23,11 @@ from penstock.providers.http.multipart import form_fields
 
 BYTES_PER_TOKEN = 2
 IMAGE_TOKENS = 5_000
-"""More than OpenAI's, Anthropic's and Google's models count for the largest image they accept."""
+"""More than most models of OpenAI, Anthropic and Google count for the largest image they accept."""
+_IMAGE_TOKENS_OF = (("gpt-4o-mini", 50_000),)
+"""Models that count more, by parts of their names: gpt-4o-mini bills an image at the price of gpt-4o, in tokens."""
+ORIGINAL_IMAGE_TOKENS = 20_000
+"""More than a model of OpenAI counts for an image of `detail: original`: 10,000 patches, at up to 1.6 tokens each."""
 TOOL_TOKENS = 700
 """More than the instructions that providers add once when a request has tools."""
 
@@ -144,12 +148,13 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
     form = _of_vendor(form, body)
     caps = [cap for name in form.caps if _is_count(cap := _at(body, name))]
     prompts, shown = _prompts(body) if form.api == "completions" else 1, _answers(_number(form, body))
+    model = form.model or _text(body.get("model")) or form.deployment or form.default_model
     return ModelRequest(
         form=form,
         body=body,
-        model=form.model or _text(body.get("model")) or form.deployment or form.default_model,
+        model=model,
         streams=_streams(form, body),
-        input_tokens=_most_input_tokens(form, body, len(content)),
+        input_tokens=_most_input_tokens(form, body, len(content), model),
         output_tokens=min(caps) if caps else form.default_cap,
         answers=prompts * max(shown, _answers(body.get("best_of"))),
         least_output_tokens=_thoughts(body) + 1,
@@ -243,13 +248,27 @@ def _thoughts(body: Mapping[str, Any]) -> int:
     return 0
 
 
-def _most_input_tokens(form: Form, body: Mapping[str, Any], size: int) -> int:
+def _most_input_tokens(form: Form, body: Mapping[str, Any], size: int, model: str) -> int:
     if form.api == "speech":
         return len(_text(body.get("input"))) + len(_text(body.get("instructions")))
     images = list(_images(body))
     text = size - sum(len(json.dumps(image)) for image in images)
     tools = TOOL_TOKENS if body.get("tools") or body.get("toolConfig") else 0
-    return max(0, text) // BYTES_PER_TOKEN + 1 + len(images) * IMAGE_TOKENS + tools
+    return max(0, text) // BYTES_PER_TOKEN + 1 + sum(image_tokens(model, image) for image in images) + tools
+
+
+def image_tokens(model: str, image: object) -> int:
+    """Return more tokens than the model counts for an image, however large it is."""
+    of_model = max((tokens for part, tokens in _IMAGE_TOKENS_OF if part in model), default=IMAGE_TOKENS)
+    return max(of_model, ORIGINAL_IMAGE_TOKENS) if _is_original(image) else of_model
+
+
+def _is_original(image: object) -> bool:
+    """Whether an image is to be seen in its own size, which models of OpenAI offer."""
+    if not isinstance(image, dict):
+        return False
+    nested = image.get("image_url")
+    return "original" in (image.get("detail"), nested.get("detail") if isinstance(nested, dict) else None)
 
 
 def _images(root: object) -> Iterator[object]:

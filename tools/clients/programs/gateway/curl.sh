@@ -1,7 +1,7 @@
 # curl, over the APIs of OpenAI, Anthropic and Google.
 set -eu
-chat() { # MODEL MESSAGE [MORE_FIELDS]
-  curl -sS --max-time 2 --fail-with-body "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
+chat() { # MODEL MESSAGE [MORE_FIELDS [OPTIONS]]
+  curl -sS --max-time 2 ${4:-} --fail-with-body "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
     -H "Content-Type: application/json" \
     -d "{\"model\": \"$1\", \"max_tokens\": 20, \"messages\": [{\"role\": \"user\", \"content\": \"$2\"}]${3:-}}"
 }
@@ -18,6 +18,7 @@ chat fake-1 json "$FORMAT" | shown "structured output" 'Rome'
 chat fake-1 wrong > /dev/null && exit 1 || echo "error of the provider"
 chat fake-1 hang ', "stream": true' > /dev/null 2>&1 && exit 1 || test $? = 28
 echo "disconnect"
+chat fake-1 busy "" "--retry 3 --max-time 20" 2> /dev/null | grep -o '"finish_reason": "stop"' | sed 's/^/retries: /'
 curl -sS --fail-with-body "$OPENAI_BASE_URL/embeddings" -H "Authorization: Bearer $OPENAI_API_KEY" \
   -H "Content-Type: application/json" -d '{"model": "fake-1", "input": "a"}' | shown embeddings '"object": "embedding"'
 curl -sS --fail-with-body "$ANTHROPIC_BASE_URL/v1/messages" -H "x-api-key: $ANTHROPIC_API_KEY" \

@@ -2,7 +2,8 @@
 import assert from "node:assert";
 import { GoogleGenAI } from "@google/genai";
 
-const client = new GoogleGenAI({});
+// It retries only if that is wanted.
+const client = new GoogleGenAI({ httpOptions: { retryOptions: { attempts: 3 } } });
 const model = "fake-1";
 const tools = [{ functionDeclarations: [{ name: "weather", parametersJsonSchema: { type: "object", properties: {} } }] }];
 
@@ -19,6 +20,12 @@ console.log("countTokens:", (await client.models.countTokens({ model, contents: 
 console.log("embedContent:", (await client.models.embedContent({ model, contents: ["a"] })).embeddings.length);
 await assert.rejects(client.models.generateContent({ model, contents: "wrong" }), { status: 400 });
 console.log("error of the provider");
+console.log("retries:", (await client.models.generateContent({ model, contents: "busy" })).candidates.length);
+const leaving = new AbortController();
+const left = { model, contents: "hang", config: { abortSignal: leaving.signal } };
+for await (const chunk of await client.models.generateContentStream(left)) if (chunk.text) break;
+leaving.abort();
+console.log("disconnect");
 if (process.env.PENSTOCK_GATEWAY_URL) {
   await assert.rejects(client.models.generateContent({ model: "dear-1", contents: "hello" }), { status: 402 });
 }

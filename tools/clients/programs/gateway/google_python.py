@@ -10,7 +10,8 @@ from google.genai import errors, types
 MODEL = "fake-1"
 WEATHER = types.FunctionDeclaration(name="weather", parameters_json_schema={"type": "object", "properties": {}})
 
-client = genai.Client()
+retries = types.HttpRetryOptions(attempts=3, initial_delay=0.01)  # it retries only if that is wanted
+client = genai.Client(http_options=types.HttpOptions(retry_options=retries))
 generate = client.models.generate_content
 answer = generate(model=MODEL, contents="hello")
 print("generate_content:", answer.text, answer.usage_metadata.total_token_count)
@@ -26,6 +27,11 @@ try:
     generate(model=MODEL, contents="wrong")
 except errors.ClientError as error:
     print("error of the provider:", error.code)
+print("retries:", len(generate(model=MODEL, contents="busy").candidates))
+leaving = client.models.generate_content_stream(model=MODEL, contents="hang")
+next(leaving)
+leaving.close()
+print("disconnect")
 if "PENSTOCK_GATEWAY_URL" in os.environ:
     try:
         generate(model="dear-1", contents="hello")

@@ -9,6 +9,7 @@ litellm.suppress_debug_info = True
 MODELS = ("openai/fake-1", "anthropic/fake-1", "gemini/fake-1")
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 SCHEMA = {"name": "city", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+FORMAT = {"type": "json_schema", "json_schema": SCHEMA}
 
 
 def said(content):
@@ -27,6 +28,12 @@ for model in MODELS:
         litellm.completion(model, said("wrong"), max_tokens=50)
     except litellm.BadRequestError:
         print(f"error of the provider, {api}")
+    typed = litellm.completion(model, said("json"), max_tokens=50, response_format=FORMAT)
+    print(f"structured output, {api}:", typed.choices[0].message.content)
+    retried = litellm.completion(model, said(f"busy, {api}"), max_tokens=50, num_retries=3)
+    print(f"retries, {api}:", len(retried.choices))
+    next(iter(litellm.completion(model, said("hang"), max_tokens=50, stream=True)))
+    print(f"disconnect, {api}")
     if "PENSTOCK_GATEWAY_URL" in os.environ:
         try:
             litellm.completion(model.replace("fake", "dear"), said("hello"), max_tokens=50)
@@ -34,8 +41,5 @@ for model in MODELS:
         except Exception as error:  # its class depends on the API
             if getattr(error, "status_code", None) != 402:
                 raise
-typed = litellm.completion(
-    MODELS[0], said("json"), max_tokens=50, response_format={"type": "json_schema", "json_schema": SCHEMA}
-)
-print("structured output, openai:", typed.choices[0].message.content)
-print("embedding:", len(litellm.embedding("openai/fake-1", ["a", "b"]).data))
+for model in ("openai/fake-1", "gemini/fake-1"):
+    print(f"embedding, {model.partition('/')[0]}:", len(litellm.embedding(model, ["a", "b"]).data))

@@ -19,6 +19,8 @@ const models = {
   chat: (id) => openai.chat(id), responses: (id) => openai.responses(id), anthropic: (id) => anthropic(id),
   google: (id) => google(id),
 };
+// It knows which models of Anthropic take a schema, and this is none of them.
+const providerOptions = { anthropic: { structuredOutputMode: "outputFormat" } };
 const tools = { weather: tool({ description: "weather", inputSchema: z.object({}).loose() }) };
 
 for (const [name, of] of Object.entries(models)) {
@@ -27,12 +29,17 @@ for (const [name, of] of Object.entries(models)) {
   console.log(`streamText, ${name}:`, await streamText({ model, prompt: "hello" }).text);
   const { toolCalls } = await generateText({ model, prompt: "weather", tools });
   console.log(`tools, ${name}:`, JSON.stringify(toolCalls[0].input));
-  if (name !== "anthropic") {
-    const schema = z.object({ city: z.string(), celsius: z.number().int() });
-    console.log(`generateObject, ${name}:`, (await generateObject({ model, prompt: "json", schema })).object.city);
-  }
+  const schema = z.object({ city: z.string(), celsius: z.number().int() });
+  const typed = await generateObject({ model, prompt: "json", schema, providerOptions });
+  console.log(`generateObject, ${name}:`, typed.object.city);
   await assert.rejects(generateText({ model, prompt: "wrong" }), { statusCode: 400 });
   console.log(`error of the provider, ${name}`);
+  console.log(`retries, ${name}:`, (await generateText({ model, prompt: `busy, ${name}` })).text);
+  const leaving = new AbortController();
+  const streamed = streamText({ model, prompt: "hang", abortSignal: leaving.signal });
+  for await (const text of streamed.textStream) if (text) break;
+  leaving.abort();
+  console.log(`disconnect, ${name}`);
   if (process.env.PENSTOCK_GATEWAY_URL) {
     await assert.rejects(generateText({ model: of("dear-1"), prompt: "hello" }), { statusCode: 402 });
   }
