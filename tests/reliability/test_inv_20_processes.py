@@ -25,7 +25,7 @@ from penstock.errors import LedgerError
 from penstock.hosting.host import HostSettings
 from penstock.runtime.billing.usage import Reported
 from penstock.runtime.context import ExecutionContext
-from penstock.runtime.durable import shared
+from penstock.runtime.durable import async_ledger, shared
 from penstock.runtime.durable.shared import SharedBudget
 from penstock.storage import SqliteLedgerStore
 from penstock.storage.postgres.ledger import PostgresLedgerStore
@@ -259,6 +259,72 @@ def test_processes_that_are_killed_at_any_moment_leave_a_queue_that_moves(open_s
             store.grant("team", Limits(cost_nanos=(ceiling := ceiling + total(store))))
             children.start(lambda turn=turn: one_call(open_store, f"after {turn}"))  # type: ignore[misc]
             assert set(children.ends()) == {0}
+
+
+# Calls of unknown cost.
+
+HALF = 0.5
+
+
+def unhinted_calls(open_store: Open, slot: int) -> int:
+    """Four calls at once; how many of them cost half a dollar."""
+    with open_store() as store, ThreadPoolExecutor(4) as pool:
+
+        def work(thread: int) -> int:
+            with run_on(store, f"run {slot}-{thread}", owner=f"owner {slot}") as run:
+                return 0 if run.call_llm(lambda: Reported.of("text", cost_usd=HALF)).call.stop else 1
+
+        return sum(pool.map(work, range(4)))
+
+
+def test_unhinted_calls_of_four_processes_pass_a_ceiling_by_one_call_at_most(
+    open_store: Open, children: Children
+) -> None:
+    with open_store() as store:
+        store.open_account("team", Limits(cost_nanos=USD))
+        for slot in range(PROCESSES):
+            children.start(lambda slot=slot: unhinted_calls(open_store, slot))  # type: ignore[misc]
+        assert sum(children.ends()) == 2, "the first one alone, and one beside what that has cost"
+        assert store.balance("team").spent_nanos == USD
+        assert (dict(store.held()), dict(store.queued()), dict(store.unresolved())) == ({}, {}, {})
+
+
+@pytest.mark.usefixtures("short_leases")
+def test_an_unhinted_call_of_a_process_that_was_killed_lets_the_next_one_run_alone(
+    open_store: Open, children: Children, tmp_path: Path
+) -> None:
+    renewals = tmp_path / "renewals"
+
+    def first() -> int:
+        with open_store() as store, run_on(store, "dead") as run:
+            renew = store.renew_unhinted
+
+            def counted(key: str) -> bool:
+                is_needed: bool = renew(key)
+                with renewals.open("a") as file:
+                    file.write("r")
+                return is_needed
+
+            store.renew_unhinted = counted
+            run.llm(lambda: time.sleep(PATIENCE_S))
+        return FAILED
+
+    with open_store() as store:
+        store.open_account("team", Limits(cost_nanos=USD))
+        dead = children.start(first)
+        until(lambda: bool(store.held()))
+        for slot in range(PROCESSES - 1):
+            children.start(lambda slot=slot: unhinted_calls(open_store, slot))  # type: ignore[misc]
+        until(lambda: len(store.queued()) == 4 * (PROCESSES - 1))
+        before = len(renewals.read_text()) if renewals.exists() else 0
+        until(lambda: renewals.exists() and len(renewals.read_text()) > before + 2 * async_ledger.RENEWALS)
+        assert len(store.queued()) == 4 * (PROCESSES - 1), "its process renews the lease while it lives"
+        children.kill(dead)
+        assert sum(children.ends()) == 2
+        assert store.balance("team").spent_nanos == USD
+        assert dict(store.queued()) == {}
+        (left,) = store.held()
+        assert left.startswith("dead/"), "its bill is unknown"
 
 
 # Calls inside calls.

@@ -49,12 +49,16 @@ def random_operation(rng: random.Random) -> Operation:
         lambda store: store.put_under(account, other),
         lambda store: store.renew(key),
         lambda store: store.leave_queue(key),
+        lambda store: store.renew_unhinted(key),
     ]
     under = rng.choice([None, str(rng.randint(0, 12))])
     ticket = TicketRequest(rng.choice("ab"), rng.choice("xy"), lease_s=1_000)
+    lease_s = rng.choice([None, 1_000.0])
     holds: list[Operation] = [
-        lambda store: store.hold(key, account, amounts, retry_drawn=yes, under=under),
-        lambda store: store.join_queue(key, account, amounts, ticket, retry_drawn=yes, under=under),
+        lambda store: store.hold(key, account, amounts, retry_drawn=yes, under=under, unhinted_lease_s=lease_s),
+        lambda store: store.join_queue(
+            key, account, amounts, ticket, retry_drawn=yes, under=under, unhinted_lease_s=lease_s
+        ),
     ]
     return rng.choice(holds if rng.random() < 0.5 else operations)
 

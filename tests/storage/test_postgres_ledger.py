@@ -55,6 +55,7 @@ class Contract(LedgerStoreContract):
             self.dsn,
             "UPDATE penstock_ledger_tickets "
             f"SET expires = least(expires, deadline) - {earlier}, deadline = deadline - {earlier}",
+            f"UPDATE penstock_ledger_unhinted SET expires = expires - {earlier}",
         )
 
 
@@ -463,6 +464,33 @@ def test_tables_of_an_older_version_get_what_is_new_and_keep_what_they_have(vers
     assert run(dsn, "SELECT version FROM penstock_ledger_about")[0]["version"] == 3
     named = "SELECT count(*) AS of_the_name FROM pg_proc WHERE proname = 'penstock_ledger_put_under'"
     assert run(dsn, named)[0]["of_the_name"] == 1, "a process of the older version cannot pass a call that waits"
+
+
+def test_tables_made_before_calls_without_a_hint_were_known_get_what_is_new(dsn: str) -> None:
+    """A process that was there before goes on: the arguments of the functions that it calls are the same."""
+    with PostgresLedgerStore(dsn) as old:
+        old.open_account("run", Limits(cost_nanos=100))
+        old.hold("k", "run", ASK)
+        signatures = "SELECT proname, pg_get_function_identity_arguments(oid) AS args FROM pg_proc "
+        signatures += "WHERE starts_with(proname, 'penstock_ledger') AND proname <> 'penstock_ledger_hold_unhinted'"
+        run(
+            dsn,
+            "DROP TABLE penstock_ledger_unhinted, penstock_ledger_dearest",
+            "DROP FUNCTION penstock_ledger_hold_unhinted",
+        )
+        before = {row["proname"]: row["args"] for row in run(dsn, signatures)}
+        with PostgresLedgerStore(dsn) as new:
+            assert new.hold("first", "run", Amounts(), unhinted_lease_s=10) is None
+            assert isinstance(new.join_queue("second", "run", Amounts(), TicketRequest(), unhinted_lease_s=10), Waiting)
+            assert {row["proname"]: row["args"] for row in run(dsn, signatures)} == before
+            assert old.hold("old", "run", ASK) is None
+            old.settle("old", Amounts(3))
+            old.settle("k", Amounts(2))
+            assert isinstance(new.renew("second"), Waiting)
+            old.settle("first", Amounts(5))
+            assert new.renew("second") is None
+            assert new.held()["second"].cost_nanos == 5
+    assert run(dsn, "SELECT version FROM penstock_ledger_about")[0]["version"] == 3
 
 
 def test_impossible_figures_are_refused_by_the_database_itself(dsn: str, store: PostgresLedgerStore) -> None:

@@ -20,12 +20,14 @@ from penstock.containment.ledger import Amounts, LedgerStore, MemoryLedgerStore,
 from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.containment.tickets import Waiting
 from penstock.errors import InvalidValue, LedgerError, LedgerUnavailable
-from penstock.stops import StopReason
+from penstock.stops import Stop, StopReason
 from penstock.storage import SqliteLedgerStore
+from penstock.storage.sqlite import ledger as sqlite_ledger
 from penstock.storage.sqlite.file import LOG_BYTES
 from penstock.storage.sqlite.ledger import SELECT_OPEN_HOLDS
 from penstock.testing import ManualClock
 from penstock.testing.contracts import LedgerStoreContract
+from penstock.testing.contracts.ledger_tests import USED
 
 ASK = Amounts(cost_nanos=10, tokens_in=3, tokens_out=4, api_calls=1)
 
@@ -521,6 +523,73 @@ def test_a_file_of_the_previous_version_gets_what_is_new_and_keeps_what_it_has(p
         assert first.balance("run").held_nanos == 10
     with closing(sqlite3.connect(path)) as new:
         assert new.execute("PRAGMA user_version").fetchone() == (3,)
+
+
+UNHINTED_ARE_GONE = ("DROP TABLE unhinted", "DROP TABLE dearest")
+
+
+def test_a_file_made_before_calls_without_a_hint_were_known_gets_what_is_new(path: Path) -> None:
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(cost_nanos=100))
+        store.hold("k", "run", ASK)
+    with closing(sqlite3.connect(path)) as old:
+        for statement in UNHINTED_ARE_GONE:
+            old.execute(statement)
+        old.commit()
+    with SqliteLedgerStore(path) as store:
+        assert dict(store.held()) == {"k": ASK}
+        assert store.hold("first", "run", Amounts(), unhinted_lease_s=10) is None
+        assert isinstance(store.hold("second", "run", Amounts(), unhinted_lease_s=10), Stop)
+        store.settle("first", Amounts(5))
+        assert store.hold("second", "run", Amounts(), unhinted_lease_s=10) is None
+
+
+def test_a_process_that_knows_nothing_of_calls_without_a_hint_works_beside_one_that_does(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes the statements that it knows: those of its version, for the tables of its version."""
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(cost_nanos=100))
+        store.open_account("gone", Limits(cost_nanos=100))
+        for account in ("run", "gone"):
+            assert store.hold(f"{account} first", account, Amounts(), unhinted_lease_s=10) is None
+            waiting = store.join_queue(f"{account} next", account, Amounts(), TicketRequest(), unhinted_lease_s=10)
+            assert isinstance(waiting, Waiting)
+        with monkeypatch.context() as patch:
+            older = "EXISTS (SELECT 1 FROM unhinted WHERE unhinted.key = holds.key)"
+            patch.setattr(sqlite_ledger, "SELECT_HOLD", sqlite_ledger.SELECT_HOLD.replace(older, "0"))
+            patch.setattr(sqlite_ledger, "SELECT_UNHINTED", "SELECT * FROM tickets WHERE account < 0 AND account = ?1")
+            older = "(SELECT lease_ns FROM unhinted WHERE unhinted.key = tickets.key)"
+            patch.setattr(sqlite_ledger, "SELECT_TICKETS", sqlite_ledger.SELECT_TICKETS.replace(older, "NULL"))
+            with SqliteLedgerStore(path) as old:
+                assert old.hold("old", "run", ASK) is None
+                old.settle("old", USED)
+                old.leave_unresolved("gone first")
+                old.leave_queue("gone next")
+                assert old.forget(["gone"]) == 1
+        assert store.renew("run next") is None, "the older one has let it go"
+        store.settle("run first", Amounts(5))
+        assert store.hold("third", "run", Amounts(), unhinted_lease_s=10) is None
+        assert store.held()["third"].cost_nanos == 5
+        assert store.balance("run").spent_nanos == 5 + USED.cost_nanos
+
+
+def test_a_hold_with_a_hint_is_as_many_statements_as_before(path: Path) -> None:
+    """Those of an un-hinted one may be more; also while the cost of others is not known."""
+    with SqliteLedgerStore(path) as store:
+        store.open_account("run", Limits(cost_nanos=100))
+        store.hold("first", "run", Amounts(), unhinted_lease_s=10)
+        for number, known in enumerate((False, True)):
+            statements: list[str] = []
+            with store._file.writing() as connection:
+                connection.set_trace_callback(statements.append)
+            store.hold(f"k{number}", "run", ASK)
+            store.settle(f"k{number}", USED)
+            connection.set_trace_callback(None)
+            made = [statement.split()[0] for statement in statements if "COMMIT" not in statement]
+            held = ["BEGIN", "SELECT", "SELECT", "UPDATE", "UPDATE", "INSERT"]  # one UPDATE is that of a trigger
+            assert made == [*held, "BEGIN", "SELECT", "UPDATE", "UPDATE"], known
+            store.settle("first", Amounts(1))
 
 
 def use(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile, islice, takewhile
 from typing import Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance, Hold, HoldState, Taken
 from penstock.containment.limits import NO_LIMITS, Ceilings, Limits, as_limits, seconds_to_ns
-from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting, no_ticket
+from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting, limited, no_ticket
 from penstock.containment.waiting import WaitingRoom
 from penstock.errors import KeyTaken, LedgerError, UnderAnother
 from penstock.notify import Wakeups
@@ -212,7 +212,14 @@ class LedgerStore(Protocol):
         """
 
     def hold(
-        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | None:
         """Take `ask` from the account and every ancestor, or say what refuses.
 
@@ -223,6 +230,10 @@ class LedgerStore(Protocol):
 
         `under` is the key of the hold of the call that made this one. While calls wait for the same room, a new hold
         is refused if it would take the room of the next one.
+
+        `unhinted_lease_s` is for a model call whose worst case is not known. Where a level has a ceiling of money, such
+        calls run one at a time, except under one another, until one was settled at that level; then each holds at least
+        the most that one has cost there. The lease keeps the others waiting that long; see `renew_unhinted`.
         """
 
     def join_queue(
@@ -234,6 +245,7 @@ class LedgerStore(Protocol):
         *,
         retry_drawn: bool = False,
         under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | Waiting | None:
         """Take `ask` as `hold` does, and if only holds of other calls are in the way, wait for them with a ticket.
 
@@ -253,6 +265,9 @@ class LedgerStore(Protocol):
 
         LedgerError if the key has no ticket, because its call has left, or holds and `renew` has returned that.
         """
+
+    def renew_unhinted(self, key: str) -> bool:
+        """Renew the lease of an un-hinted call that holds; False if no call has to wait for it, now or later."""
 
     def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
         """The keys that begin with `prefix` and have a ticket, with what each waits for, in the order they came in."""
@@ -343,6 +358,14 @@ class _Lease:
         self.expires_ns = min(now_ns + self.length_ns, self.ends_ns)
 
 
+@dataclass(slots=True)
+class _Unhinted:
+    """The lease of an un-hinted call of the store in memory."""
+
+    length_ns: int
+    expires_ns: int = 0
+
+
 class MemoryLedgerStore:
     """The store that keeps nothing beyond its process: the specification of `LedgerStore`."""
 
@@ -362,6 +385,10 @@ class MemoryLedgerStore:
         self._charges: dict[str, tuple[Account, Amounts]] = {}
         self._draws: dict[str, Account] = {}
         self._leases: dict[str, _Lease] = {}
+        self._unhinted: dict[str, _Unhinted] = {}
+        """Those of un-hinted calls that hold, or whose bill is unknown."""
+        self._dearest: dict[Account, int] = {}
+        """The most that an un-hinted call has cost at an account; not there until one was settled."""
         self._wakeups = Wakeups()
 
     def open_account(self, account: str, limits: Limits, *, parent: str | None = None) -> None:
@@ -394,15 +421,24 @@ class MemoryLedgerStore:
         self._wakeups.wake(woken)
 
     def hold(
-        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | None:
         with self._lock:
             target = self._account(account)
-            if self._is_held(key, account, ask):
+            if self._is_held(key, account, ask, unhinted_lease_s is not None):
                 return None
             if key in self._leases:
                 raise waits_already(key)
-            if not self._leases:
+            if unhinted_lease_s is not None and not limited(target):
+                unhinted_lease_s = None
+            if not self._leases and unhinted_lease_s is None:
                 tokens, now_ns = ask.tokens_in + ask.tokens_out, self._clock.monotonic_ns()
                 taken = accounts.hold(target, ask.cost_nanos, tokens, ask.api_calls, now_ns, retry_drawn)
                 if isinstance(taken, Stop):
@@ -410,7 +446,8 @@ class MemoryLedgerStore:
                 self._record(key, taken, ask, under)
                 return None
             queue = self._queue(target)
-            stop = queue.enter(new_ticket(key, target, ask, retry_drawn, under))
+            newcomer = new_ticket(key, target, ask, retry_drawn, under, unhinted_lease_s=unhinted_lease_s)
+            stop = queue.enter(newcomer)
             woken = self._keep(queue, ask)
         self._wakeups.wake(woken)
         return stop
@@ -424,6 +461,7 @@ class MemoryLedgerStore:
         *,
         retry_drawn: bool = False,
         under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | Waiting | None:
         checks.instance("ticket", ticket, TicketRequest)
         with self._lock:
@@ -431,13 +469,15 @@ class MemoryLedgerStore:
             lease = self._leases.get(key)
             if lease is not None:
                 check_same("ticket", key, (lease.ticket.account.name, lease.ask), (account, ask))
-            elif self._is_held(key, account, ask):
+            elif self._is_held(key, account, ask, unhinted_lease_s is not None):
                 return None
             queue = self._queue(target)
             if key in queue.tickets:
                 answer = self._renewed(queue, key)
             else:
-                newcomer = new_ticket(key, target, ask, retry_drawn, under, ticket)
+                if not limited(target):
+                    unhinted_lease_s = None
+                newcomer = new_ticket(key, target, ask, retry_drawn, under, ticket, unhinted_lease_s)
                 answer = queue.enter_or_join(newcomer)
                 if isinstance(answer, Waiting):
                     now_ns, length_ns = self._clock.monotonic_ns(), seconds_to_ns(ticket.lease_s, "lease_s")
@@ -454,6 +494,14 @@ class MemoryLedgerStore:
     def leave_queue(self, key: str) -> None:
         self._at_ticket(key, lambda queue: queue.leave(key))
 
+    def renew_unhinted(self, key: str) -> bool:
+        with self._lock:
+            unhinted, held = self._unhinted.get(key), self._under_way.get(key)
+            if unhinted is None or held is None or all(level in self._dearest for level in limited(held.held._account)):
+                return False
+            unhinted.expires_ns = self._clock.monotonic_ns() + unhinted.length_ns
+            return True
+
     def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
         with self._lock:
             return {key: lease.ask for key, lease in self._leases.items() if key.startswith(prefix)}
@@ -463,7 +511,7 @@ class MemoryLedgerStore:
 
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
         used = actual.cost_nanos, actual.tokens_in, actual.tokens_out
-        self._end(key, "settled", lambda held: accounts.settle(held, *used, succeeded))
+        self._end(key, "settled", lambda held: accounts.settle(held, *used, succeeded), actual.cost_nanos)
 
     def release(self, key: str) -> None:
         self._end(key, "released", accounts.release)
@@ -547,7 +595,9 @@ class MemoryLedgerStore:
             self._charges = {key: one for key, one in self._charges.items() if one[0] not in gone}
             self._draws = {key: account for key, account in self._draws.items() if account not in gone}
             for account in gone:
+                self._dearest.pop(account, None)
                 for key in self._keys_of.pop(account, ()):
+                    self._unhinted.pop(key, None)
                     del self._holds[key]
                 del self._accounts[account.name]
             return len(gone)
@@ -566,7 +616,7 @@ class MemoryLedgerStore:
         except KeyError:
             raise no_hold(key) from None
 
-    def _is_held(self, key: str, account: str, ask: Amounts) -> bool:
+    def _is_held(self, key: str, account: str, ask: Amounts, is_unhinted: bool) -> bool:
         """Whether exactly this is held under the key; KeyTaken if the key was used for something else."""
         if key in self._charges:
             raise charged_not_held(key)
@@ -574,7 +624,7 @@ class MemoryLedgerStore:
         if known is None or known.state == "withdrawn":
             return False
         check_held(key, known.state)
-        check_same("hold", key, (known._account.name, amounts), (account, ask))
+        check_same("hold", key, (known._account.name, amounts), (account, as_held(ask, amounts, is_unhinted)))
         return True
 
     def _record(self, key: str, taken: Taken, ask: Amounts, under: str | None) -> None:
@@ -585,13 +635,18 @@ class MemoryLedgerStore:
         self._under_way[key] = UnderWay(taken, under)
         self._keys_of.setdefault(taken._account, set()).add(key)
 
-    def _end(self, key: str, to: HoldState, end: Callable[[Taken], None]) -> None:
+    def _end(self, key: str, to: HoldState, end: Callable[[Taken], None], cost: int = 0) -> None:
         with self._lock:
             held = self._hold(key)
             if held.state == to:
                 return
             end(held)
             self._under_way.pop(key, None)
+            if key in self._unhinted:
+                for level in limited(held._account) if to == "settled" else ():
+                    self._dearest[level] = max(cost, self._dearest.get(level, 0))
+                if to != "unresolved":
+                    del self._unhinted[key]
             woken = [key] if self._leases.pop(key, None) else []  # admitted, and its call had not picked it up
             woken += self._advance(held._account)
         self._wakeups.wake(woken)
@@ -607,20 +662,28 @@ class MemoryLedgerStore:
             if accounts.levels_of(lease.ticket.account)[-1] is root:
                 lease.ticket.is_expired = now_ns >= lease.expires_ns
                 tickets.append(lease.ticket)
-        return Queue(tickets, self._under_way, now_ns)
+        unhinted = [key for key, lease in self._unhinted.items() if now_ns < lease.expires_ns]
+        return Queue(tickets, self._under_way, now_ns, unhinted, self._dearest)
 
     def _keep(self, queue: Queue, ask: Amounts | None = None) -> list[str]:
         """Record what was decided, and return the keys to wake; `ask` is that of a call that has just come."""
         for ticket in queue.withdrawn:
             del self._under_way[ticket.key]
+            self._unhinted.pop(ticket.key, None)
         for ticket in queue.admitted:
-            self._record(ticket.key, ticket.taken, self._leases[ticket.key].ask, ticket.under)
+            self._enter(ticket, self._leases[ticket.key].ask)
         for ticket in queue.entered:
             assert ask is not None, "only a call that has just come enters"
-            self._record(ticket.key, ticket.taken, ask, ticket.under)
+            self._enter(ticket, ask)
         for ticket in queue.removed:
             self._leases.pop(ticket.key, None)
         return queue.woken
+
+    def _enter(self, ticket: Ticket, ask: Amounts) -> None:
+        self._record(ticket.key, ticket.taken, taken_for(ticket, ask), ticket.under)
+        if ticket.unhinted_lease_s is not None:
+            length_ns = seconds_to_ns(ticket.unhinted_lease_s, "unhinted_lease_s")
+            self._unhinted[ticket.key] = _Unhinted(length_ns, self._clock.monotonic_ns() + length_ns)
 
     def _at_ticket(self, key: str, do: Callable[[Queue], T]) -> T:
         woken: list[str] = []
@@ -644,13 +707,34 @@ class MemoryLedgerStore:
 
 
 def new_ticket(
-    key: str, account: Account, ask: Amounts, retry_drawn: bool, under: str | None, request: TicketRequest | None = None
+    key: str,
+    account: Account,
+    ask: Amounts,
+    retry_drawn: bool,
+    under: str | None,
+    request: TicketRequest | None = None,
+    unhinted_lease_s: float | None = None,
 ) -> Ticket:
     """Return the ticket of a call that has just come."""
+    if unhinted_lease_s is not None:
+        checks.seconds("unhinted_lease_s", unhinted_lease_s, above_zero=True)
     amounts = ask.cost_nanos, ask.tokens_in + ask.tokens_out, ask.api_calls
-    if request is None:
-        return Ticket(key, account, amounts, retry_drawn, under=under)
-    return Ticket(key, account, amounts, retry_drawn, under=under, run=request.run, owner=request.owner)
+    run, owner = ("", "") if request is None else (request.run, request.owner)
+    return Ticket(
+        key, account, amounts, retry_drawn, under=under, run=run, owner=owner, unhinted_lease_s=unhinted_lease_s
+    )
+
+
+def taken_for(ticket: Ticket, ask: Amounts) -> Amounts:
+    """Return what the call of a ticket with these amounts holds: an un-hinted one perhaps more."""
+    return ask if ticket.unhinted_lease_s is None else replace(ask, cost_nanos=ticket.cost)
+
+
+def as_held(ask: Amounts, held: Amounts | None, is_unhinted: bool) -> Amounts:
+    """Return the requested amounts as they are held: an un-hinted call may hold more."""
+    if not is_unhinted or held is None:
+        return ask
+    return replace(ask, cost_nanos=max(ask.cost_nanos, held.cost_nanos))
 
 
 def check_page(age_s: float, limit: int) -> tuple[int, int]:

@@ -3,24 +3,34 @@
 A store reads the tickets of one tree of accounts, and the holds around them, into a `Queue`; lets it decide, as
 `waiting.WaitingRoom` decides for one process; and writes the outcome back. Which tickets have expired is for the store
 to say, by its own clock.
+
+**Calls of unknown cost.** A model call whose worst case is not known is `unhinted`. Under a ceiling of money, at any
+level, such calls run one at a time until one of them has been settled at that level; then each holds the most that one
+has cost there. What runs under such a call does not wait for it. After one that ends without a bill, or is withdrawn,
+the next one runs alone. Its process keeps a lease, so that one that died does not keep the others waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Hold, Taken
+from penstock.containment.limits import UNLIMITED
 from penstock.containment.waiting import Waiter, WaitingRoom, refused_as_stuck
 from penstock.errors import LedgerError
-from penstock.stops import Stop
+from penstock.stops import Stop, StopReason
 
 TicketState = Literal["waiting", "admitted", "refused"]
 """An admitted ticket has a hold, which its call has not picked up yet."""
 
 BEHIND = "; calls that came before wait for the rest"
+ONE_AT_A_TIME = (
+    "the cost of model calls without a hint is not known at {!r} until one has ended, and under a money limit they run "
+    "one at a time until then; pass a cost hint"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Waiting:
 class Ticket(Waiter):
     """A call that waits at a store, by the key that it will hold under."""
 
-    __slots__ = ("is_expired", "key", "reason", "state", "under")
+    __slots__ = ("is_expired", "key", "queue", "reason", "requested", "state", "under", "unhinted_lease_s")
 
     def __init__(
         self,
@@ -48,15 +58,30 @@ class Ticket(Waiter):
         under: str | None,
         run: str = "",
         owner: str = "",
+        unhinted_lease_s: float | None = None,
     ) -> None:
-        """`amounts` are the cost, the tokens and the API calls."""
+        """`amounts` are the cost, the tokens and the API calls. `unhinted_lease_s` is None if the cost has a hint."""
         super().__init__(Hold(account, *amounts), account, *amounts, retry_drawn, run=run, owner=owner)
         self.key = key
         self.under = under
+        self.unhinted_lease_s = unhinted_lease_s
+        self.requested = amounts[0]
+        """The requested cost; an un-hinted call may hold more."""
+        self.queue: Queue | None = None
+        """Knows whether an un-hinted call has to wait for another one; None for all others."""
         self.reason: Stop | None = None
         """What refused the call when it joined, and then what refuses it for good; None before it joins."""
         self.state: TicketState = "waiting"
         self.is_expired = False
+
+    def waits_for(self) -> Taken | None:
+        """Return the un-hinted call that has to end first."""
+        return None if self.queue is None else self.queue.first_for(self)
+
+    def entered(self) -> None:
+        """Let other un-hinted calls wait for this one."""
+        if self.queue is not None:
+            self.queue.runs_alone(self)
 
 
 class UnderWay(NamedTuple):
@@ -72,8 +97,19 @@ class Queue:
     A store writes in this order: `withdrawn` holds, holds of the `admitted` and the `entered`, then the tickets.
     """
 
-    def __init__(self, tickets: Iterable[Ticket], under_way: Mapping[str, UnderWay], now_ns: int) -> None:
-        """`under_way` has the holds that waiting calls are part of, and every hold directly under one of those."""
+    def __init__(
+        self,
+        tickets: Iterable[Ticket],
+        under_way: Mapping[str, UnderWay],
+        now_ns: int,
+        unhinted: Collection[str] = (),
+        dearest: Mapping[Account, int] | None = None,
+    ) -> None:
+        """`under_way` has the holds that waiting calls are part of, and every hold directly under one of those.
+
+        It also has the holds of `unhinted`: those of un-hinted calls whose lease lasts. `dearest` is the most that one
+        has cost at an account; an account is not in it until one was settled there.
+        """
         self.tickets: dict[str, Ticket] = {}
         self.removed: list[Ticket] = []
         """Tickets that are gone: they have expired, were given back, or their call has its answer."""
@@ -88,7 +124,10 @@ class Queue:
         self._room = WaitingRoom()
         self._before: dict[Ticket, tuple[str, int]] = {}
         self._woken: list[str] = []
+        self._alone = {key: under_way[key].held for key in unhinted if key in under_way}
+        self._dearest = dearest or {}
         for ticket in tickets:
+            ticket.queue = self if ticket.unhinted_lease_s is not None else None
             self.tickets[ticket.key] = ticket
             self._before[ticket] = ticket.state, ticket.passed
             if ticket.state == "waiting":
@@ -126,17 +165,23 @@ class Queue:
     def enter(self, newcomer: Ticket) -> Stop | None:
         """Take what a call that has no ticket asks for, unless it would take the room of one that has."""
         newcomer.above = self._above(newcomer.under)
-        stop = self._first_of_those_that_wait(newcomer) or accounts.take(
-            newcomer.taken,
-            newcomer.account,
-            newcomer.cost,
-            newcomer.tokens,
-            newcomer.api_calls,
-            self._now_ns,
-            newcomer.retry_drawn,
+        newcomer.queue = self if newcomer.unhinted_lease_s is not None else None
+        stop = (
+            self._one_at_a_time(newcomer)
+            or self._first_of_those_that_wait(newcomer)
+            or accounts.take(
+                newcomer.taken,
+                newcomer.account,
+                newcomer.cost,
+                newcomer.tokens,
+                newcomer.api_calls,
+                self._now_ns,
+                newcomer.retry_drawn,
+            )
         )
         if stop is None:
             self.entered.append(newcomer)
+            newcomer.entered()
             self._under_way[newcomer.key] = UnderWay(newcomer.taken, newcomer.under)
         return stop
 
@@ -151,6 +196,24 @@ class Queue:
         if newcomer.state == "waiting":
             self.joined = newcomer
         return self.answer(newcomer.key)
+
+    def first_for(self, ticket: Ticket) -> Taken | None:
+        """Return the un-hinted call, if any, that has to end before this one, which is un-hinted too.
+
+        Raises what the ticket takes to the most that such a call has cost.
+        """
+        levels = limited(ticket.account)
+        ticket.cost = max([ticket.requested, *(self._dearest[level] for level in levels if level in self._dearest)])
+        unknown = self._unknown(ticket)
+        if unknown and self._alone and self._alone.keys().isdisjoint(self._keys_above(ticket.under)):
+            for key in sorted(self._alone):
+                if any(level in unknown for level in accounts.levels_of(self._alone[key]._account)):
+                    return self._alone[key]
+        return None
+
+    def runs_alone(self, ticket: Ticket) -> None:
+        """Let un-hinted calls wait for this one, where none has ended yet."""
+        self._alone[ticket.key] = ticket.taken
 
     def answer(self, key: str) -> Stop | Waiting | None:
         """Return the answer to the call of a ticket; a final one removes the ticket. LedgerError if there is none."""
@@ -177,12 +240,27 @@ class Queue:
         if ticket.state == "admitted":
             accounts.withdraw(ticket.taken)
             self._under_way.pop(ticket.key, None)
+            self._alone.pop(ticket.key, None)
             if ticket in self.admitted:  # in this very transaction: the store has no hold yet
                 self.admitted.remove(ticket)
             else:
                 self.withdrawn.append(ticket)
         elif ticket.state == "waiting":
             self._room.leave(ticket)
+
+    def _unknown(self, ticket: Ticket) -> list[Account]:
+        """Return the levels where no un-hinted call was settled, the nearest first."""
+        return [level for level in limited(ticket.account) if level not in self._dearest]
+
+    def _one_at_a_time(self, newcomer: Ticket) -> Stop | None:
+        if (first := newcomer.waits_for()) is None:
+            return None
+        if (stop := accounts.used_up(newcomer.account, self._now_ns, newcomer.retry_drawn)) is not None:
+            return stop
+        others = accounts.levels_of(first._account)
+        level = next(level for level in self._unknown(newcomer) if level in others)
+        message = ONE_AT_A_TIME.format(level.name)
+        return Stop(StopReason.BUDGET_EXCEEDED, message, budget=level.name, momentary=True)
 
     def _first_of_those_that_wait(self, newcomer: Ticket) -> Stop | None:
         """Return the stop of a call that fits, and would take the room of one that waits."""
@@ -222,8 +300,8 @@ class Queue:
         return [self._under_way[key].held for key in waiting - free]
 
     def _above(self, under: str | None) -> list[Taken]:
-        holds = (self._under_way[key].held for key in self._keys_above(under))
-        return [held for held in holds if held._held_cost or held._held_tokens]
+        found = ((key, self._under_way[key].held) for key in self._keys_above(under))
+        return [held for key, held in found if held._held_cost or held._held_tokens or key in self._alone]
 
     def _keys_above(self, key: str | None) -> Iterator[str]:
         """Yield the key and those of the holds that it is under, as far as they are still held."""
@@ -232,6 +310,11 @@ class Queue:
             seen.add(key)
             yield key
             key = self._under_way[key].under
+
+
+def limited(account: Account) -> list[Account]:
+    """Return the levels of an account that have a ceiling of money."""
+    return [level for level in accounts.levels_of(account) if level.max_cost < UNLIMITED]
 
 
 def no_ticket(key: str) -> LedgerError:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.containment import accounts
-from penstock.containment.ledger import Amounts, WouldBlock
+from penstock.containment.ledger import Amounts, LedgerStore, WouldBlock
 from penstock.containment.limits import seconds_to_ns
 from penstock.containment.safety import Decision, SafetyEvent
 from penstock.containment.tickets import Waiting
@@ -27,7 +27,7 @@ from penstock.containment.waiting import Waiter
 from penstock.errors import CancelledError, LedgerError
 from penstock.runtime import worker
 from penstock.runtime.admission import refuse
-from penstock.runtime.call import Call, interruption, stop_of
+from penstock.runtime.call import Call, interruption, running_call, stop_of
 from penstock.runtime.cancellation import drain_cancel, translate_cancel
 from penstock.runtime.durable.async_ledger import blocking, ignore
 from penstock.runtime.durable.shared import SharedBudget, key_of, note_end
@@ -76,7 +76,7 @@ class _Left(Exception):
 class _HoldRequest(ABC):
     """One call's hold request to the store; a subclass knows how its caller waits."""
 
-    __slots__ = ("_ends_ns", "call", "job", "key", "may_wait", "shared", "shrink")
+    __slots__ = ("_ends_ns", "call", "job", "key", "may_wait", "shared", "shrink", "under")
 
     def __init__(self, shared: SharedBudget, call: Call, shrink: Shrink | None, may_wait: bool) -> None:
         self.shared = shared
@@ -84,6 +84,8 @@ class _HoldRequest(ABC):
         self.shrink = shrink
         self.may_wait = may_wait
         self.key = key_of(shared, call)
+        self.under = _key_above(shared.store, running_call.get() if call.parent_call is None else call.parent_call)
+        """The key of the call that made this one."""
         self.job: worker.Job | None = None
         """The request that a worker or a task makes now."""
         self._ends_ns: int | None = None
@@ -109,7 +111,8 @@ class _HoldRequest(ABC):
             call.attempt > 1,
             self._shrunk,
             max_wait_s=(self.seconds_to_wait() or None) if self.may_wait else None,
-            under=None if call.parent_call is None else _key_above(self.shared, call),
+            under=self.under,
+            is_unhinted=not call.hinted and call.record.kind == "llm",
         )
 
     async def renew(self) -> Answer:
@@ -178,11 +181,14 @@ class _HoldRequest(ABC):
             _reject(self.call, stop)
 
 
-def _key_above(shared: SharedBudget, call: Call) -> str | None:
-    """Return the key of the nearest call around this one that holds something at the store."""
-    above = call.parent_call
+def _key_above(store: LedgerStore, above: Call | None) -> str | None:
+    """Return the key of the nearest of this call and those around it that holds something at the store.
+
+    The call may be of another run than the one that it makes a call of.
+    """
     while above is not None:
-        if shared.is_open(key := key_of(shared, above)):
+        shared = above.context._run.shared
+        if shared is not None and shared.store is store and shared.is_open(key := key_of(shared, above)):
             return key
         above = above.parent_call
     return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
@@ -18,13 +18,15 @@ from penstock.containment.accounts import FIGURES, Account, Hold
 from penstock.containment.ledger import (
     Amounts,
     TicketRequest,
+    as_held,
     charged_not_held,
     check_held,
     check_same,
     new_ticket,
+    taken_for,
 )
 from penstock.containment.limits import Limits
-from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting
+from penstock.containment.tickets import Queue, Ticket, UnderWay, Waiting, limited
 from penstock.errors import InvalidValue
 from penstock.stops import Stop, StopReason
 
@@ -81,8 +83,13 @@ class StoredQueue(Queue):
         account_rows: Iterable[Mapping[str, Any]],
         ticket_rows: Sequence[Mapping[str, Any]],
         hold_rows: Iterable[Mapping[str, Any]],
+        unhinted: Collection[str],
     ) -> None:
-        """`ticket_rows` say in `is_expired` which have expired; tickets with impossible amounts are left out."""
+        """`ticket_rows` say in `is_expired` which have expired; tickets with impossible amounts are left out.
+
+        `account_rows` say in `dearest` what is None where no un-hinted call was settled.
+        """
+        account_rows = list(account_rows)
         ticket_rows = [row for row in ticket_rows if _has_amounts(row)]
         self.accounts = accounts_of(account_rows, now)
         self._ids = {account: id for id, account in self.accounts.items()}
@@ -91,7 +98,8 @@ class StoredQueue(Queue):
         for row in hold_rows:
             amounts = row["cost_nanos"], row["tokens_in"] + row["tokens_out"], row["api_calls"]
             under_way[row["key"]] = UnderWay(Hold(self.accounts[row["account"]], *amounts), row["under"])
-        super().__init__([self._ticket(row) for row in ticket_rows], under_way, 0)
+        dearest = {self.accounts[row["id"]]: row["dearest"] for row in account_rows if row["dearest"] is not None}
+        super().__init__([self._ticket(row) for row in ticket_rows], under_way, 0, unhinted, dearest)
 
     def newcomer(
         self,
@@ -101,10 +109,17 @@ class StoredQueue(Queue):
         retry_drawn: bool,
         under: str | None,
         request: TicketRequest | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Ticket:
         """Return the ticket of a call that has just come."""
         self.asks[key] = ask
-        return new_ticket(key, self.accounts[account], ask, retry_drawn, under, request)
+        target = self.accounts[account]
+        lease_s = unhinted_lease_s if limited(target) else None
+        return new_ticket(key, target, ask, retry_drawn, under, request, lease_s)
+
+    def taken_for(self, ticket: Ticket) -> Amounts:
+        """Return what the call of a ticket holds."""
+        return taken_for(ticket, self.asks[ticket.key])
 
     def account_id(self, ticket: Ticket) -> int:
         """Return the id of a ticket's account."""
@@ -113,20 +128,22 @@ class StoredQueue(Queue):
     def _ticket(self, row: Mapping[str, Any]) -> Ticket:
         request = TicketRequest(row["run"], row["owner"])
         account, retry_drawn = self.accounts[row["account"]], bool(row["retry_drawn"])
-        ticket = new_ticket(row["key"], account, amounts_of(row), retry_drawn, row["under"], request)
+        lease_s = row["unhinted_lease_s"]
+        ticket = new_ticket(row["key"], account, amounts_of(row), retry_drawn, row["under"], request, lease_s)
         ticket.number, ticket.turn, ticket.passed = row["number"], row["turn"], row["passed"]
         ticket.state, ticket.reason, ticket.is_expired = row["state"], stop_of(row["stop"]), bool(row["is_expired"])
         return ticket
 
 
-def is_held(key: str, known: Mapping[str, Any] | None, account: str, ask: Amounts) -> bool:
+def is_held(key: str, known: Mapping[str, Any] | None, account: str, ask: Amounts, is_unhinted: bool = False) -> bool:
     """Whether exactly this is held, by the hold row of the key; KeyTaken if the key was used for something else."""
     if known is None or known["state"] == "withdrawn":
         return False
     if known["state"] == "charged":
         raise charged_not_held(key)
     check_held(key, known["state"])
-    check_same("hold", key, (known["name"], amounts_of(known)), (account, ask))
+    held = amounts_of(known)
+    check_same("hold", key, (known["name"], held), (account, as_held(ask, held, is_unhinted)))
     return True
 
 

@@ -3,12 +3,14 @@
 `AsyncLedger` is the async port: the operations of a `LedgerStore` as coroutines. They run on the caller's event loop if
 the store is an async ledger behind `BlockingLedger`, inline if the store can answer without waiting, and otherwise on a
 worker. `blocking` runs a coroutine that awaits nothing else on a thread that may block, so that sync and async callers
-share one body.
+share one body. `keep_lease` renews the lease of a call that others wait for.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial, update_wrapper
@@ -21,6 +23,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Late = Callable[[Any, BaseException | None], None]
 """Receives the result or the error of a job whose caller has left."""
+
+
+RENEWALS = 3
+"""How often a lease is renewed within its length."""
+MAX_FAILURES = 20
+"""A store that fails so often in a row is given up."""
 
 
 class _Mode(threading.local):
@@ -76,6 +84,7 @@ class AsyncLedger:
     join_queue = _operation(LedgerStore.join_queue)
     renew = _operation(LedgerStore.renew)
     leave_queue = _operation(LedgerStore.leave_queue)
+    renew_unhinted = _operation(LedgerStore.renew_unhinted)
     queued = _operation(LedgerStore.queued, inline=False)
     settle = _operation(LedgerStore.settle)
     release = _operation(LedgerStore.release)
@@ -150,6 +159,7 @@ class BlockingLedger:
     join_queue = _blocking(LedgerStore.join_queue)
     renew = _blocking(LedgerStore.renew)
     leave_queue = _blocking(LedgerStore.leave_queue)
+    renew_unhinted = _blocking(LedgerStore.renew_unhinted)
     queued = _blocking(LedgerStore.queued)
     settle = _blocking(LedgerStore.settle)
     release = _blocking(LedgerStore.release)
@@ -172,3 +182,88 @@ class BlockingLedger:
     def on_change(self, key: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` when the answer for the key may have changed; return a function that ends this."""
         return self.ledger.on_change(key, wake)
+
+
+class _Leases:
+    """The leases of model calls of unknown cost, which others may wait for at a store: renewed while the calls run.
+
+    A lease is for the death of the process: without it, a call of a dead one would keep the calls of others waiting.
+    One worker renews all leases of this process, and only while there are any. A lease that the store needs no longer,
+    because the cost is known by now or the call has ended, is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may make a call in the middle of a change
+        self.renewals: dict[tuple[int, str], Callable[[], bool]] = {}
+        """What renews a lease, and returns whether it is still needed; by the id of its budget, and key."""
+        self.budgets: dict[tuple[int, str], weakref.ref[object]] = {}
+        """A budget that is gone settles nothing any more."""
+        self.ended = threading.Event()
+        """Set when there is none any more."""
+        self.is_running = False
+
+    def keep(self, budget: object, key: str, renew: Callable[[], bool], lease_s: float) -> None:
+        name = id(budget), key
+        with self.lock:
+            self.budgets[name] = weakref.ref(budget, lambda _: self.drop(name))
+            self.renewals[name] = renew
+            self.ended.clear()
+            if self.is_running:
+                return
+            self.is_running = True
+        try:
+            worker.start(worker.Job(lambda: self._renew_all(lease_s / RENEWALS), ignore))
+        except BaseException as error:  # no thread is available: the lease ends unless the call does
+            self.is_running = False
+            if not isinstance(error, RuntimeError):
+                raise
+
+    def drop(self, name: tuple[int, str]) -> None:
+        if name in self.renewals:
+            with self.lock:
+                self.renewals.pop(name, None)
+                self.budgets.pop(name, None)
+                if not self.renewals:
+                    self.ended.set()
+
+    def _renew_all(self, interval_s: float) -> None:
+        failures: dict[tuple[int, str], int] = {}
+        while True:
+            self.ended.wait(interval_s)
+            with self.lock:
+                if not self.renewals:
+                    self.is_running = False
+                    return
+                renewals = []
+                with suppress(RuntimeError):  # a budget went in the middle of this: the next time
+                    renewals = list(self.renewals.items())
+            for name, renew in renewals:
+                is_needed, failed = True, True
+                with suppress(Exception):
+                    is_needed, failed = renew(), False
+                failures[name] = failures.get(name, 0) + 1 if failed else 0
+                if not is_needed or failures[name] >= MAX_FAILURES:
+                    failures.pop(name)
+                    self.drop(name)
+
+
+_leases = _Leases()
+
+
+def keep_lease(budget: object, key: str, renew: Callable[[], bool], lease_s: float) -> None:
+    """Renew a lease of a budget from now on, until `renew` returns False."""
+    _leases.keep(budget, key, renew, lease_s)
+
+
+def drop_lease(budget: object, key: str) -> None:
+    """Renew the lease no more, if it is renewed at all."""
+    _leases.drop((id(budget), key))
+
+
+def _after_fork() -> None:
+    global _leases
+    _leases = _Leases()  # those of the parent are renewed there
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

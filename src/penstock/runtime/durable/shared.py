@@ -32,7 +32,7 @@ from penstock.containment.tickets import Waiting
 from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
 from penstock.runtime import worker
 from penstock.runtime.durable import failpoints
-from penstock.runtime.durable.async_ledger import AsyncLedger, blocking, ignore, mode
+from penstock.runtime.durable.async_ledger import AsyncLedger, blocking, drop_lease, ignore, keep_lease, mode
 from penstock.runtime.durable.blocks import end_block, is_block, make_room
 from penstock.runtime.locking import unlock
 from penstock.stops import LIMIT_REASONS, Stop, StopReason
@@ -65,6 +65,7 @@ class _HoldOptions(TypedDict, total=False):
 
     retry_drawn: bool
     under: str
+    unhinted_lease_s: float
 
 
 class _Request(NamedTuple):
@@ -196,6 +197,8 @@ class SharedBudget:
         self._asking: set[str] = set()
         """Keys being requested from the store, and keys taken whose calls have no known outcome yet: a caller may have
         left, and what was taken for it is only then given back."""
+        self._unhinted: set[str] = set()
+        """Keys of model calls of unknown cost that are held, wait or ask."""
         self._queued: dict[str, bool] = {}
         """Keys with a ticket, and whether the retry of their attempt was drawn."""
         self._is_over = False
@@ -287,18 +290,23 @@ class SharedBudget:
         *,
         max_wait_s: float | None = None,
         under: str | None = None,
+        is_unhinted: bool = False,
     ) -> Stop | Waiting | None:
         """Hold `ask` at the store, or return the stop that refuses it; any failure refuses.
 
         `shrink` returns the amounts to request instead of the refused ones; None if no smaller amounts would do. With
         `max_wait_s` a call that only the holds of others keep out gets a ticket, and Waiting is returned: `renew` it,
-        or `leave_queue`. `under` is the key of the call that made this one.
+        or `leave_queue`. `under` is the key of the call that made this one. `is_unhinted` is for a model call whose
+        worst case is not known.
         """
         with self._lock:
             if self._is_over:
                 return self._over()
             self._asking.add(key)
         options: _HoldOptions = {"under": under} if under is not None else {}
+        if is_unhinted:
+            options["unhinted_lease_s"] = LEASE_S
+            self._unhinted.add(key)
         try:
             return await self._hold_or_refuse(_Request(key, ask, shrink, max_wait_s, options), retried)
         finally:
@@ -342,6 +350,8 @@ class SharedBudget:
         """Return the store's decision for these amounts; what a block refuses is decided again, by all accounts."""
         key, _, _, max_wait_s, options = request
         answer: Stop | Waiting | None = None
+        if "unhinted_lease_s" in options:
+            await self._leave_block(self.ledger)
         for _ in range(MAX_ROOM_MADE):
             answer = await self.ledger.hold(key, self.account, ask, **options)
             if answer is not None and await self._has_made_room(answer, ask):
@@ -420,6 +430,7 @@ class SharedBudget:
         """Queue that the call gives its ticket back, or what was held for it meanwhile."""
         self._queued.pop(key, None)
         self._costs.pop(key, None)
+        self._unhinted.discard(key)
         self._later(key, _never_ran(key))
 
     def _in_doubt(self, key: str, error: BaseException) -> Stop:
@@ -439,6 +450,8 @@ class SharedBudget:
             self._queued.pop(key, None)
             if answer is None:
                 self._open.add(key)
+                if key in self._unhinted:
+                    keep_lease(self, key, partial(self.store.renew_unhinted, key), LEASE_S)
             elif isinstance(answer, Waiting):
                 self._queued[key] = is_drawn
             else:
@@ -449,6 +462,7 @@ class SharedBudget:
         with self._lock:
             if key not in self._open and key not in self._queued:
                 self._asking.discard(key)
+                self._unhinted.discard(key)
 
     def _over(self) -> Stop:
         return self.unavailable(RuntimeError("its run is over"))
@@ -509,6 +523,7 @@ class SharedBudget:
         """Queue that the call is over and its bill unknown; it may still be settled."""
         if self.is_open(key):
             self._later(key, lambda ledger: ledger.leave_unresolved(key))
+            drop_lease(self, key)
 
     def charged(self, key: str, actual: Amounts) -> None:
         """Queue spending for which nothing was held."""
@@ -572,6 +587,8 @@ class SharedBudget:
                     raise
                 self._costs.pop(key, None)
                 self._asking.discard(key)
+                self._unhinted.discard(key)
+        drop_lease(self, key)
 
     def _later(self, key: str, do: Do) -> None:
         with self._lock:

@@ -22,7 +22,8 @@ from penstock.storage.postgres import ledger_schema
 from penstock.storage.postgres.database import BEGIN_READ, CONNECT_S, ERRORS, unavailable, without_password
 
 LEDGER_TABLES = tuple(f"{ledger_schema.LEDGER}_{name}" for name in ("accounts", "levels", "holds", "draws", "tickets"))
-"""Each after the tables it refers to."""
+"""Each after the tables it refers to. What is known of calls without a hint is left out: their leases, and what
+they cost, which the next one shows."""
 PIECE_BYTES = 1 << 20
 COLUMNS = """SELECT table_name, column_name FROM information_schema.columns
     WHERE table_schema = current_schema() AND table_name = ANY($1) ORDER BY table_name, ordinal_position"""

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -76,6 +76,7 @@ from penstock.storage.postgres import ledger_schema as schema
 
 LOCK_NUMBER = int.from_bytes(b"Penstock")
 """Number of the advisory lock held while the tables are created."""
+ADDITIONS_THERE = f"SELECT to_regclass('{schema.LEDGER}_unhinted')"
 RETRYABLE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 """Errors of operations that were rolled back and may simply be repeated."""
 CONNECTION_LOST = (
@@ -185,30 +186,49 @@ class PostgresLedger:
             raise under_another(account, parent, answer["name"])
 
     async def hold(
-        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | None:
         """Take `ask` from the account and every ancestor, or return the Stop that refuses; a key is taken once."""
         now, fits = self._now(), fits_columns(ask)
         amounts = columns_of(ask if fits else Amounts())
-        answer = await self._call("hold", False, key, account, under, fits, retry_drawn, *amounts, *now)
+        if unhinted_lease_s is not None:
+            checks.seconds("unhinted_lease_s", unhinted_lease_s, above_zero=True)
+        how = ("hold", False) if unhinted_lease_s is None else ("hold_unhinted", unhinted_lease_s)
+        answer = await self._call(*how, key, account, under, fits, retry_drawn, *amounts, *now)
         _found(account, answer)
         if answer["outcome"] == "queued":
-            return await self._hold_beside_queue(key, account, ask, retry_drawn, under)
+            return await self._hold_beside_queue(key, account, ask, retry_drawn, under, unhinted_lease_s)
         if answer["outcome"] == "waits":
             raise waits_already(key)
         if answer["outcome"] in ("charged", "known"):
-            is_held(key, answer, account, ask)
+            is_held(key, answer, account, ask, unhinted_lease_s is not None)
+        if unhinted_lease_s is not None and fits:
+            ask = replace(ask, cost_nanos=answer["requested"])
         return refusal_of(answer["levels"], ask, retry_drawn, now) if answer["outcome"] == "refused" else None
 
     async def _hold_beside_queue(
-        self, key: str, account: str, ask: Amounts, retry_drawn: bool, under: str | None
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        retry_drawn: bool,
+        under: str | None,
+        unhinted_lease_s: float | None,
     ) -> Stop | None:
         def enter(read: _Read) -> Stop | None:
-            if is_held(key, read.known, account, ask):
+            if is_held(key, read.known, account, ask, unhinted_lease_s is not None):
                 return None
-            if key in read.rows:
+            if read.ticket is not None:
                 raise waits_already(key)
-            return read.queue.enter(read.queue.newcomer(key, read.target, ask, retry_drawn, under))
+            newcomer = read.queue.newcomer(key, read.target, ask, retry_drawn, under, None, unhinted_lease_s)
+            return read.queue.enter(newcomer)
 
         return await self._decide(_Decision([account], None, enter, key=key, under=under))
 
@@ -221,19 +241,23 @@ class PostgresLedger:
         *,
         retry_drawn: bool = False,
         under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | Waiting | None:
         """Take `ask` as `hold` does, or wait with a ticket if only holds of other calls are in the way."""
         checks.instance("ticket", ticket, TicketRequest)
+        if unhinted_lease_s is not None:
+            checks.seconds("unhinted_lease_s", unhinted_lease_s, above_zero=True)
 
         def join(read: _Read) -> Stop | Waiting | None:
-            row = read.rows.get(key)
+            row = read.ticket
             if row is not None:
                 check_same("ticket", key, (row["name"], amounts_of(row)), (account, ask))
                 if key in read.queue.tickets:
                     return read.renew(key)
-            elif is_held(key, read.known, account, ask):
+            elif is_held(key, read.known, account, ask, unhinted_lease_s is not None):
                 return None
-            return read.queue.enter_or_join(read.queue.newcomer(key, read.target, ask, retry_drawn, under, ticket))
+            newcomer = read.queue.newcomer(key, read.target, ask, retry_drawn, under, ticket, unhinted_lease_s)
+            return read.queue.enter_or_join(newcomer)
 
         return await self._decide(_Decision([account], None, join, key=key, under=under, request=ticket))
 
@@ -249,6 +273,10 @@ class PostgresLedger:
     async def leave_queue(self, key: str) -> None:
         """Give the ticket back; if the call was admitted meanwhile, withdraw its hold."""
         await self._at_ticket(key, lambda read: read.queue.leave(key))
+
+    async def renew_unhinted(self, key: str) -> bool:
+        """Renew the lease of an un-hinted call that holds; False if no call has to wait for it, now or later."""
+        return bool(await self._rows(schema.RENEW_UNHINTED, key))
 
     async def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys that have a ticket, with what each waits for."""
@@ -477,8 +505,9 @@ class _Read:
         self.answer = answer
         """The answer of the operation of the transaction."""
         self.known: Row | None = read["known"]
-        self.rows: dict[str, Row] = {row["key"]: row for row in read["tickets"]}
-        self.queue = StoredQueue(now, read["accounts"], read["tickets"], read["holds"])
+        self.ticket: Row | None = read["ticket"]
+        """That of a new call's key, perhaps in another tree."""
+        self.queue = StoredQueue(now, read["accounts"], read["tickets"], read["holds"], read["unhinted"])
         self.renewed: str | None = None
 
     def renew(self, key: str) -> Stop | Waiting | None:
@@ -527,7 +556,9 @@ class _Decision(Generic[T]):
         joined = [] if queue.joined is None else [queue.joined]
         return (
             [ticket.key for ticket in queue.withdrawn],
-            json.dumps([self._row(queue, ticket) for ticket in (*queue.admitted, *queue.entered)]),
+            json.dumps(
+                [self._row(queue, one) | asdict(queue.taken_for(one)) for one in (*queue.admitted, *queue.entered)]
+            ),
             [ticket.key for ticket in queue.removed],
             json.dumps([self._row(queue, ticket) for ticket in queue.changed]),
             json.dumps([self._row(queue, ticket) for ticket in joined]),
@@ -670,6 +701,9 @@ class _Connections:
                 for statement in schema.UPGRADE:
                     await connection.execute(statement)
                 version = schema.VERSION
+            if version == schema.VERSION and await connection.fetchval(ADDITIONS_THERE) is None:
+                for statement in schema.ADDITIONS:
+                    await connection.execute(statement)
             if version != schema.VERSION:
                 raise self._ledger.unavailable(
                     f"its tables are of version {version}, and this Penstock knows version {schema.VERSION}; "

@@ -13,7 +13,7 @@ While calls wait, each change has to admit the next ones, and who is next is dec
 with `p_admits` false does nothing and answers `queued`, and the operation is repeated as a transaction: lock the levels
 of the account and of all tickets of its tree (`lock_tree`), do the operation, read the tickets (`read_queue`), decide,
 and write what was decided (`write_queue`). Tickets change under these locks alone. Leases are measured by the clock of
-the server.
+the server. A call of unknown cost takes the same way where none has ended yet under a ceiling of money.
 
 The arithmetic is that of `containment.accounts`; `tests/storage` compares the two on random operations.
 """
@@ -146,6 +146,25 @@ CREATE TABLE {LEDGER}_tickets (
 );
 CREATE INDEX {LEDGER}_tickets_of ON {LEDGER}_tickets (account);
 {"".join(f"DROP FUNCTION IF EXISTS {LEDGER}_{name}({args});" for name, args in OF_VERSION_2.items())}
+"""
+
+UNHINTED = f"""
+CREATE TABLE IF NOT EXISTS {LEDGER}_unhinted (
+    key text COLLATE "C" PRIMARY KEY,
+    account bigint NOT NULL REFERENCES {LEDGER}_accounts (id) ON DELETE CASCADE,
+    lease interval NOT NULL,
+    expires timestamptz NOT NULL
+);
+CREATE INDEX IF NOT EXISTS {LEDGER}_unhinted_of ON {LEDGER}_unhinted (account);
+CREATE TABLE IF NOT EXISTS {LEDGER}_dearest (
+    account bigint PRIMARY KEY REFERENCES {LEDGER}_accounts (id) ON DELETE CASCADE,
+    cost_nanos bigint NOT NULL
+);
+"""
+"""Model calls without a hint that wait or are held, and the most that one has cost at an account.
+
+Processes that know nothing of these tables may use the others meanwhile: their calls are held as they ask, and the rows
+of an account that they remove go with it.
 """
 
 # Not a CHECK: ceilings may be lowered below what was taken. Only taking more must not pass them.
@@ -295,6 +314,41 @@ BEGIN
 END $$;
 """
 
+HOLD_UNHINTED = f"""
+CREATE OR REPLACE FUNCTION {LEDGER}_hold_unhinted(
+    p_lease_s float8, p_key text, p_account text, p_under text, p_fits boolean, p_retry_drawn boolean,
+    p_cost bigint, p_tokens_in bigint, p_tokens_out bigint, p_api_calls bigint,
+    p_boot text, p_monotonic_ns bigint, p_wall_ns bigint
+) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    v_target bigint; v_levels bigint[]; v_cost bigint; v_limited bigint; v_known bigint; v_answer jsonb;
+BEGIN
+    {LOCK}
+    SELECT count(*), count(known.account), greatest(p_cost, max(known.cost_nanos)) INTO v_limited, v_known, v_cost
+        FROM {LEDGER}_accounts AS here LEFT JOIN {LEDGER}_dearest AS known ON known.account = here.id
+        WHERE here.id = ANY (v_levels) AND here.max_cost_nanos < {UNLIMITED};
+    IF v_known < v_limited THEN RETURN jsonb_build_object('outcome', 'queued'); END IF;
+    v_answer := {LEDGER}_hold(false, p_key, p_account, p_under, p_fits, p_retry_drawn,
+        v_cost, p_tokens_in, p_tokens_out, p_api_calls, p_boot, p_monotonic_ns, p_wall_ns);
+    IF v_limited > 0 AND v_answer ->> 'outcome' = 'held' THEN
+        INSERT INTO {LEDGER}_unhinted AS here
+            SELECT p_key, v_target, lease, clock_timestamp() + lease FROM make_interval(secs => p_lease_s) AS lease
+            ON CONFLICT (key) DO UPDATE
+            SET account = excluded.account, lease = excluded.lease, expires = excluded.expires;
+    END IF;
+    RETURN v_answer || jsonb_build_object('requested', v_cost);
+END $$;
+"""
+
+RENEW_UNHINTED = f"""
+UPDATE {LEDGER}_unhinted AS mine SET expires = clock_timestamp() + lease WHERE key = $1
+    AND EXISTS (SELECT 1 FROM {LEDGER}_holds AS held WHERE held.key = mine.key AND state = 'held')
+    AND EXISTS (
+        SELECT 1 FROM {LEDGER}_levels AS up JOIN {LEDGER}_accounts AS here ON here.id = up.level
+        WHERE up.account = mine.account AND here.max_cost_nanos < {UNLIMITED}
+        AND NOT EXISTS (SELECT 1 FROM {LEDGER}_dearest AS known WHERE known.account = here.id))
+    RETURNING key"""
+
 END = f"""
 CREATE OR REPLACE FUNCTION {LEDGER}_end_hold(
     p_admits boolean, p_key text, p_to text, p_cost bigint, p_tokens_in bigint, p_tokens_out bigint, p_succeeded boolean
@@ -304,8 +358,10 @@ DECLARE
     v_committed bigint := 0; v_unresolved bigint := 0;
     v_tokens_committed bigint := 0; v_tokens_unresolved bigint := 0; v_tokens_in bigint := 0; v_tokens_out bigint := 0;
     v_steps_taken integer := -1; v_steps_done integer := 0; v_given_back integer := 1; v_api_calls bigint := 0;
+    v_is_unhinted boolean;
 BEGIN
-    SELECT account INTO v_target FROM {LEDGER}_holds WHERE key = p_key;
+    SELECT account, EXISTS (SELECT 1 FROM {LEDGER}_unhinted AS mine WHERE mine.key = p_key)
+        INTO v_target, v_is_unhinted FROM {LEDGER}_holds WHERE key = p_key;
     IF v_target IS NULL THEN RETURN jsonb_build_object('outcome', 'no hold'); END IF;
     {LOCK_LEVELS}
     SELECT * INTO v_known FROM {LEDGER}_holds WHERE key = p_key FOR UPDATE;
@@ -353,6 +409,14 @@ BEGIN
         api_calls = api_calls + v_api_calls
         WHERE id = ANY (v_levels);
     UPDATE {LEDGER}_holds SET state = p_to WHERE key = p_key;
+    IF v_is_unhinted AND p_to = 'settled' THEN
+        INSERT INTO {LEDGER}_dearest AS known
+            SELECT id, p_cost FROM {LEDGER}_accounts WHERE id = ANY (v_levels) AND max_cost_nanos < {UNLIMITED}
+            ON CONFLICT (account) DO UPDATE SET cost_nanos = greatest(known.cost_nanos, excluded.cost_nanos);
+    END IF;
+    IF v_is_unhinted AND p_to <> 'unresolved' THEN
+        DELETE FROM {LEDGER}_unhinted WHERE key = p_key;
+    END IF;
     IF p_admits THEN
         DELETE FROM {LEDGER}_tickets WHERE key = p_key;  -- admitted, and its call had not picked it up
         IF FOUND THEN PERFORM pg_notify('{CHANNEL}', md5(p_key)); END IF;
@@ -431,16 +495,24 @@ HOLD_COLUMNS = "key, account, cost_nanos, tokens_in, tokens_out, api_calls, unde
 READ_QUEUE = f"""
 CREATE OR REPLACE FUNCTION {LEDGER}_read_queue(p_target bigint, p_key text, p_under text)
 RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE v_known {LEDGER}_holds%ROWTYPE; v_tickets jsonb; v_holds jsonb; v_above text[]; v_accounts bigint[];
+DECLARE
+    v_known {LEDGER}_holds%ROWTYPE; v_tickets jsonb; v_holds jsonb; v_above text[]; v_accounts bigint[];
+    v_unhinted text[] := ARRAY(
+        SELECT key FROM {LEDGER}_unhinted AS mine WHERE mine.expires > clock_timestamp()
+        AND EXISTS (SELECT 1 FROM {LEDGER}_holds AS held WHERE held.key = mine.key AND held.state = 'held')
+        AND {ROOT_OF.format("mine.account")} = {ROOT_OF.format("p_target")});
 BEGIN
     SELECT * INTO v_known FROM {LEDGER}_holds WHERE key = p_key;
     SELECT coalesce(jsonb_agg(to_jsonb(waiting) || jsonb_build_object(
-            'is_expired', waiting.expires <= clock_timestamp(), 'name', here.name) ORDER BY waiting.number), '[]')
+            'is_expired', waiting.expires <= clock_timestamp(), 'name', here.name, 'unhinted_lease_s', (
+                SELECT extract(epoch FROM mine.lease) FROM {LEDGER}_unhinted AS mine WHERE mine.key = waiting.key)
+            ) ORDER BY waiting.number), '[]')
         INTO v_tickets FROM {LEDGER}_tickets AS waiting JOIN {LEDGER}_accounts AS here ON here.id = waiting.account
         WHERE {ROOT_OF.format("waiting.account")} = {ROOT_OF.format("p_target")};
     WITH RECURSIVE above (key, under) AS (
-        SELECT key, under FROM {LEDGER}_holds WHERE state = 'held' AND (key = p_under OR key IN (
-            SELECT ticket ->> 'under' FROM jsonb_array_elements(v_tickets) AS ticket))
+        SELECT key, under FROM {LEDGER}_holds WHERE state = 'held' AND (
+            key = p_under OR key = ANY (v_unhinted)
+            OR key IN (SELECT ticket ->> 'under' FROM jsonb_array_elements(v_tickets) AS ticket))
         UNION SELECT held.key, held.under FROM above JOIN {LEDGER}_holds AS held ON held.key = above.under
             WHERE held.state = 'held')
         SELECT array_agg(key) INTO v_above FROM above;
@@ -452,17 +524,25 @@ BEGIN
         SELECT (one ->> 'account')::bigint FROM jsonb_array_elements(v_tickets || v_holds) AS one);
     RETURN jsonb_build_object(
         'known', CASE WHEN v_known.key IS NULL THEN NULL ELSE {KNOWN} END,
-        'tickets', v_tickets, 'holds', v_holds, 'accounts', (
-            SELECT jsonb_agg(to_jsonb(here)) FROM {LEDGER}_accounts AS here WHERE here.id IN (
+        'ticket', (
+            SELECT to_jsonb(waiting) || jsonb_build_object('name', here.name) FROM {LEDGER}_tickets AS waiting
+            JOIN {LEDGER}_accounts AS here ON here.id = waiting.account WHERE waiting.key = p_key),
+        'tickets', v_tickets, 'holds', v_holds, 'unhinted', v_unhinted, 'accounts', (
+            SELECT jsonb_agg(to_jsonb(here) || jsonb_build_object('dearest', (
+                SELECT known.cost_nanos FROM {LEDGER}_dearest AS known WHERE known.account = here.id)))
+            FROM {LEDGER}_accounts AS here WHERE here.id IN (
                 SELECT level FROM {LEDGER}_levels WHERE account = ANY (v_accounts))));
 END $$;
 """
 
 AMOUNTS = "cost_nanos", "tokens_in", "tokens_out", "api_calls"
-TICKET_FIELDS = ("key", "retry_drawn", "run", "owner", "under", "number", "turn", "passed", "state", "stop")
+TICKET_FIELDS = (
+    *("key", "retry_drawn", "run", "owner", "under", "number", "turn", "passed", "state", "stop"),
+    "unhinted_lease_s",
+)
 TICKET_RECORD = f"""AS given (key text, account bigint, name text, {", ".join(f"{name} bigint" for name in AMOUNTS)},
         retry_drawn boolean, run text, owner text, under text, number bigint, turn bigint, passed bigint, state text,
-        stop text, lease_s float8, max_wait_s float8)"""
+        stop text, lease_s float8, max_wait_s float8, unhinted_lease_s float8)"""
 WRITE_QUEUE = f"""
 CREATE OR REPLACE FUNCTION {LEDGER}_write_queue(
     p_withdrawn text[], p_holds jsonb, p_removed text[], p_changed jsonb, p_joined jsonb, p_renewed text,
@@ -488,6 +568,13 @@ BEGIN
             stop, make_interval(secs => lease_s), v_now + make_interval(secs => least(lease_s, max_wait_s)),
             v_now + make_interval(secs => max_wait_s)
         FROM jsonb_to_recordset(p_joined) {TICKET_RECORD};
+    DELETE FROM {LEDGER}_unhinted AS mine WHERE key = ANY (p_removed)
+        AND NOT EXISTS (SELECT 1 FROM {LEDGER}_holds AS held WHERE held.key = mine.key AND held.state = 'held');
+    INSERT INTO {LEDGER}_unhinted AS mine
+        SELECT given.key, account, lease, v_now + lease
+        FROM jsonb_to_recordset(p_holds || p_joined) {TICKET_RECORD}, make_interval(secs => unhinted_lease_s) AS lease
+        WHERE unhinted_lease_s IS NOT NULL
+        ON CONFLICT (key) DO UPDATE SET account = excluded.account, lease = excluded.lease, expires = excluded.expires;
     UPDATE {LEDGER}_tickets SET expires = least(v_now + lease, deadline) WHERE key = p_renewed;
     PERFORM pg_notify('{CHANNEL}', md5(woken)) FROM unnest(p_woken) AS woken;
 END $$;
@@ -498,6 +585,7 @@ FUNCTIONS = (
     GRANT,
     PUT_UNDER,
     HOLD,
+    HOLD_UNHINTED,
     END,
     CHARGE,
     DRAW_RETRY,
@@ -505,9 +593,11 @@ FUNCTIONS = (
     READ_QUEUE,
     WRITE_QUEUE,
 )
-STATEMENTS = (TABLES, WAITING, WITHIN_CEILINGS, *FUNCTIONS)
+STATEMENTS = (TABLES, WAITING, UNHINTED, WITHIN_CEILINGS, *FUNCTIONS)
 OLDER_VERSIONS = (1, 2)
-UPGRADE = (WAITING, *FUNCTIONS, f"UPDATE {LEDGER}_about SET version = {VERSION}")
+ADDITIONS = (UNHINTED, *FUNCTIONS)
+"""Statements that add what processes of this version can do without, where it is missing."""
+UPGRADE = (WAITING, *ADDITIONS, f"UPDATE {LEDGER}_about SET version = {VERSION}")
 """Statements that bring tables of an older version to this one: the older ones differ in their functions alone."""
 
 SELECT_ACCOUNT = f"SELECT {COLUMNS} FROM {LEDGER}_accounts WHERE name = $1"

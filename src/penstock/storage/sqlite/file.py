@@ -74,6 +74,8 @@ class Schema:
     statements: tuple[str, ...]
     upgrades: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Statements that bring a file of an older version, by that version, to the next one; they only add."""
+    additions: tuple[str, ...] = ()
+    """Statements that add what processes of this version can do without, where it is missing."""
 
 
 class SqliteFile:
@@ -303,6 +305,8 @@ class SqliteFile:
             connection.execute(f"PRAGMA user_version = {self._schema.version}")
         else:
             self._upgrade(connection)
+        for statement in self._schema.additions:
+            connection.execute(statement)
         connection.execute("COMMIT")
 
     def _upgrade(self, connection: sqlite3.Connection) -> None:

@@ -39,7 +39,7 @@ from penstock.containment.ledger import (
     waits_already,
 )
 from penstock.containment.limits import UNLIMITED, Limits, seconds_to_ns
-from penstock.containment.tickets import Waiting, no_ticket
+from penstock.containment.tickets import Ticket, Waiting, no_ticket
 from penstock.errors import LedgerError, LedgerUnavailable
 from penstock.notify import Wakeups
 from penstock.stops import Stop
@@ -94,6 +94,27 @@ TICKETS = (
 )
 """The calls that wait, and the calls under way by the hold they run under."""
 
+UNHINTED = (
+    """CREATE TABLE IF NOT EXISTS unhinted (
+        key TEXT NOT NULL PRIMARY KEY,
+        account INTEGER NOT NULL REFERENCES accounts (id) ON DELETE CASCADE,
+        lease_ns INTEGER NOT NULL,
+        renewed_boot TEXT NOT NULL,
+        renewed_monotonic_ns INTEGER NOT NULL,
+        renewed_wall_ns INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS dearest (
+        account INTEGER PRIMARY KEY REFERENCES accounts (id) ON DELETE CASCADE,
+        cost_nanos INTEGER NOT NULL
+    ) STRICT""",
+    "CREATE INDEX IF NOT EXISTS unhinted_of ON unhinted (account)",
+)
+"""Model calls without a hint that wait or are held, and the most that one has cost at an account.
+
+Processes that know nothing of these tables may use the file meanwhile: their calls are held as they ask, and the rows
+of an account that they remove go with it.
+"""
+
 SCHEMA = Schema(
     application_id=int.from_bytes(b"Pnst"),
     version=3,
@@ -145,6 +166,7 @@ SCHEMA = Schema(
         *TICKETS,
     ),
     upgrades={2: ("ALTER TABLE holds ADD COLUMN under TEXT", *TICKETS)},
+    additions=UNHINTED,
 )
 
 ACCOUNT_COLUMNS = ", ".join(
@@ -174,12 +196,14 @@ COUNT_ABOVE = f"""UPDATE accounts SET max_steps = {UNLIMITED}, max_retries = {UN
     {", ".join(f"{name} = {name} + :{name}" for name in FIGURES)} WHERE id = :level"""
 """Lifts ceilings that the figures may pass; GRANT has to follow to restore them."""
 SELECT_HOLD = """SELECT account, state, cost_nanos, tokens_in, tokens_out, api_calls,
-    (SELECT name FROM accounts WHERE id = account) AS name, EXISTS (SELECT 1 FROM tickets) AS has_tickets
+    (SELECT name FROM accounts WHERE id = account) AS name, EXISTS (SELECT 1 FROM tickets) AS has_tickets,
+    EXISTS (SELECT 1 FROM unhinted WHERE unhinted.key = holds.key) AS is_unhinted
     FROM holds WHERE key = ?"""
 INSERT_HOLD = "INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 ROOT_OF = "(SELECT level FROM levels WHERE account = {} ORDER BY distance DESC LIMIT 1)"
 SELECT_TICKET = "SELECT *, (SELECT name FROM accounts WHERE id = account) AS name FROM tickets WHERE key = ?"
-SELECT_TICKETS = f"""SELECT * FROM tickets
+SELECT_TICKETS = f"""SELECT *, (SELECT lease_ns FROM unhinted WHERE unhinted.key = tickets.key) AS unhinted_lease_ns
+    FROM tickets
     WHERE {ROOT_OF.format("tickets.account")} = {ROOT_OF.format("?")} ORDER BY number"""
 SELECT_QUEUED = """SELECT key, cost_nanos, tokens_in, tokens_out, api_calls FROM tickets
     WHERE substr(key, 1, :size) = :prefix ORDER BY number"""
@@ -189,7 +213,23 @@ SELECT_UNDER_WAY = """WITH RECURSIVE above (key, under) AS (
     SELECT key, account, cost_nanos, tokens_in, tokens_out, api_calls, under FROM holds
     WHERE state = 'held' AND (key IN (SELECT key FROM above)
         OR (under IS NOT NULL AND under IN (SELECT key FROM above)))"""
-SELECT_ALL_LEVELS = f"""SELECT {ACCOUNT_COLUMNS} FROM accounts AS here WHERE here.id IN (
+SELECT_UNHINTED = f"""SELECT * FROM unhinted
+    WHERE {ROOT_OF.format("unhinted.account")} = {ROOT_OF.format("?")}
+    AND EXISTS (SELECT 1 FROM holds WHERE holds.key = unhinted.key AND state = 'held')"""
+INSERT_UNHINTED = "INSERT OR REPLACE INTO unhinted VALUES (?, ?, ?, ?, ?, ?)"
+DELETE_UNHINTED = "DELETE FROM unhinted WHERE key = ?"
+LIMITED = f"""FROM levels JOIN accounts AS here ON here.id = levels.level
+    WHERE levels.account = {{}} AND here.max_cost_nanos < {UNLIMITED}"""
+SELECT_LIMITED = f"SELECT EXISTS (SELECT 1 {LIMITED.format('?')})"
+RAISE_DEAREST = f"""INSERT INTO dearest (account, cost_nanos) SELECT here.id, ? {LIMITED.format("?")}
+    ON CONFLICT (account) DO UPDATE SET cost_nanos = max(cost_nanos, excluded.cost_nanos)"""
+RENEW_UNHINTED = f"""UPDATE unhinted SET renewed_boot = ?, renewed_monotonic_ns = ?, renewed_wall_ns = ? WHERE key = ?
+    AND EXISTS (SELECT 1 FROM holds WHERE holds.key = unhinted.key AND state = 'held')
+    AND EXISTS (SELECT 1 {LIMITED.format("unhinted.account")}
+        AND here.id NOT IN (SELECT dearest.account FROM dearest))"""
+SELECT_ALL_LEVELS = f"""SELECT {ACCOUNT_COLUMNS},
+    (SELECT cost_nanos FROM dearest WHERE dearest.account = here.id) AS dearest
+    FROM accounts AS here WHERE here.id IN (
     SELECT level FROM levels WHERE account IN (SELECT value FROM json_each(?)))"""
 INSERT_TICKET = """INSERT INTO tickets VALUES (:key, :account, :cost_nanos, :tokens_in, :tokens_out, :api_calls,
     :retry_drawn, :run, :owner, :under, :number, :turn, :passed, :state, :stop, :lease_ns, :left_ns,
@@ -352,15 +392,22 @@ class SqliteLedgerStore:
         self._wakeups.wake(woken)
 
     def hold(
-        self, key: str, account: str, ask: Amounts, *, retry_drawn: bool = False, under: str | None = None
+        self,
+        key: str,
+        account: str,
+        ask: Amounts,
+        *,
+        retry_drawn: bool = False,
+        under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | None:
         """Take `ask` from the account and every ancestor, or return the Stop that refuses; a key is taken once."""
         with self._file.writing() as connection:
             target, has_tickets = _account_id(connection, account)
-            if is_held(key, _found(connection, SELECT_HOLD, key), account, ask):
+            if is_held(key, _found(connection, SELECT_HOLD, key), account, ask, unhinted_lease_s is not None):
                 return None
             now = self._now()
-            if not has_tickets:
+            if not has_tickets and (unhinted_lease_s is None or not _is_limited(connection, target)):
                 if not _take(connection, target, ask, retry_drawn, now):
                     return refusal_of(_rows(connection, SELECT_LEVELS, target), ask, retry_drawn, now)
                 connection.execute(INSERT_HOLD, (key, target, "held", *columns_of(ask), under))
@@ -368,7 +415,7 @@ class SqliteLedgerStore:
             if _found(connection, SELECT_TICKET, key) is not None:
                 raise waits_already(key)
             queue = _read_queue(connection, target, now, under)
-            stop = queue.enter(queue.newcomer(key, target, ask, retry_drawn, under))
+            stop = queue.enter(queue.newcomer(key, target, ask, retry_drawn, under, None, unhinted_lease_s))
             _write_queue(connection, queue, now)
         self._wakeups.wake(queue.woken)
         return stop
@@ -382,6 +429,7 @@ class SqliteLedgerStore:
         *,
         retry_drawn: bool = False,
         under: str | None = None,
+        unhinted_lease_s: float | None = None,
     ) -> Stop | Waiting | None:
         """Take `ask` as `hold` does, or wait with a ticket if only holds of other calls are in the way."""
         checks.instance("ticket", ticket, TicketRequest)
@@ -390,14 +438,15 @@ class SqliteLedgerStore:
             known = _found(connection, SELECT_TICKET, key)
             if known is not None:
                 check_same("ticket", key, (known["name"], amounts_of(known)), (account, ask))
-            elif is_held(key, _found(connection, SELECT_HOLD, key), account, ask):
+            elif is_held(key, _found(connection, SELECT_HOLD, key), account, ask, unhinted_lease_s is not None):
                 return None
             now = self._now()
             queue = _read_queue(connection, target, now, under)
             if known is not None and key in queue.tickets:
                 answer = _renewed(connection, queue, known, now)
             else:
-                answer = queue.enter_or_join(queue.newcomer(key, target, ask, retry_drawn, under, ticket))
+                newcomer = queue.newcomer(key, target, ask, retry_drawn, under, ticket, unhinted_lease_s)
+                answer = queue.enter_or_join(newcomer)
             _write_queue(connection, queue, now, ticket)
         self._wakeups.wake(queue.woken)
         return answer
@@ -416,6 +465,11 @@ class SqliteLedgerStore:
         """Give the ticket back; if the call was admitted meanwhile, withdraw its hold."""
         self._at_ticket(key, lambda connection, queue, row, now: queue.leave(key))
 
+    def renew_unhinted(self, key: str) -> bool:
+        """Renew the lease of an un-hinted call that holds; False if no call has to wait for it, now or later."""
+        with self._file.writing() as connection:
+            return connection.execute(RENEW_UNHINTED, (*self._now(), key)).rowcount > 0
+
     def queued(self, prefix: str = "") -> Mapping[str, Amounts]:
         """Return the keys that have a ticket, with what each waits for."""
         with self._file.reading() as connection:
@@ -429,7 +483,7 @@ class SqliteLedgerStore:
     def settle(self, key: str, actual: Amounts, *, succeeded: bool = True) -> None:
         """Replace the hold by what was used; settling a settled key again changes nothing."""
         used = actual.cost_nanos, actual.tokens_in, actual.tokens_out
-        self._end(key, "settled", lambda held: accounts.settle(held, *used, succeeded))
+        self._end(key, "settled", lambda held: accounts.settle(held, *used, succeeded), actual.cost_nanos)
 
     def release(self, key: str) -> None:
         """End the hold of a call that failed and cost nothing."""
@@ -514,7 +568,7 @@ class SqliteLedgerStore:
             found = connection.execute(SELECT_OPEN_HOLDS, {"state": state, "prefix": prefix, "size": len(prefix)})
             return {key: Amounts(*ask) for key, *ask in found}
 
-    def _end(self, key: str, to: HoldState, end: Change) -> None:
+    def _end(self, key: str, to: HoldState, end: Change, cost: int = 0) -> None:
         with self._file.writing() as connection:
             hold = _found(connection, SELECT_HOLD, key)
             if hold is None:
@@ -525,6 +579,11 @@ class SqliteLedgerStore:
                 return
             _add(connection, hold["account"], _changes(hold, end))
             connection.execute(UPDATE_HOLD, (to, key))
+            if hold["is_unhinted"]:
+                if to == "settled":
+                    connection.execute(RAISE_DEAREST, (cost, hold["account"]))
+                if to != "unresolved":
+                    connection.execute(DELETE_UNHINTED, (key,))
             woken: list[str] = []
             if hold["has_tickets"]:
                 if connection.execute(DELETE_TICKET, (key,)).rowcount:  # its call had not picked it up
@@ -621,10 +680,14 @@ def _read_queue(connection: sqlite3.Connection, account: int, now: Moment, under
     tickets = _rows(connection, SELECT_TICKETS, account)
     for row in tickets:
         row["is_expired"] = _since_renewed(row, now) >= min(row["lease_ns"], row["left_ns"])
-    above = json.dumps([under, *(row["under"] for row in tickets)])
+        lease_ns = row["unhinted_lease_ns"]
+        row["unhinted_lease_s"] = None if lease_ns is None else lease_ns / 1e9
+    found = _rows(connection, SELECT_UNHINTED, account)
+    unhinted = [row["key"] for row in found if _since_renewed(row, now) < row["lease_ns"]]
+    above = json.dumps([under, *(row["under"] for row in tickets), *unhinted])
     holds = _rows(connection, SELECT_UNDER_WAY, above)
     ids = {account, *(row["account"] for row in (*tickets, *holds))}
-    return StoredQueue(now, _rows(connection, SELECT_ALL_LEVELS, json.dumps([*ids])), tickets, holds)
+    return StoredQueue(now, _rows(connection, SELECT_ALL_LEVELS, json.dumps([*ids])), tickets, holds, unhinted)
 
 
 def _write_queue(
@@ -636,11 +699,15 @@ def _write_queue(
         assert hold is not None, "an admitted call holds"
         _add(connection, hold["account"], _changes(hold, accounts.withdraw))
         connection.execute(UPDATE_HOLD, ("withdrawn", ticket.key))
+    for ticket in queue.removed:
+        if ticket.unhinted_lease_s is not None and (ticket.state != "admitted" or ticket in queue.withdrawn):
+            connection.execute(DELETE_UNHINTED, (ticket.key,))
     for ticket in (*queue.admitted, *queue.entered):
-        account, ask = queue.account_id(ticket), queue.asks[ticket.key]
+        account, ask = queue.account_id(ticket), queue.taken_for(ticket)
         if not _take(connection, account, ask, ticket.retry_drawn, now):
             raise LedgerUnavailable(f"{ticket.key!r} was admitted where there is no room for it")
         connection.execute(INSERT_HOLD, (ticket.key, account, "held", *columns_of(ask), ticket.under))
+        _note_unhinted(connection, ticket, account, now)
     for ticket in queue.removed:
         connection.execute(DELETE_TICKET, (ticket.key,))
     for ticket in queue.changed:
@@ -652,6 +719,19 @@ def _write_queue(
         row["lease_ns"] = seconds_to_ns(request.lease_s, "lease_s")
         row["left_ns"] = seconds_to_ns(request.max_wait_s, "max_wait_s")
         connection.execute(INSERT_TICKET, row)
+        _note_unhinted(connection, joined, row["account"], now)
+
+
+def _note_unhinted(connection: sqlite3.Connection, ticket: Ticket, account: int, now: Moment) -> None:
+    if ticket.unhinted_lease_s is not None:
+        lease_ns = seconds_to_ns(ticket.unhinted_lease_s, "unhinted_lease_s")
+        connection.execute(INSERT_UNHINTED, (ticket.key, account, lease_ns, *now))
+
+
+def _is_limited(connection: sqlite3.Connection, account: int) -> bool:
+    """Whether a level of the account has a ceiling of money."""
+    ((is_limited,),) = connection.execute(SELECT_LIMITED, (account,))
+    return bool(is_limited)
 
 
 def _renewed(

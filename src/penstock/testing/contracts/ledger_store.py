@@ -23,10 +23,10 @@ from penstock.containment.limits import NO_LIMITS, Limits
 from penstock.errors import InvalidValue, KeyTaken, LedgerError, LedgerUnavailable
 from penstock.stops import StopReason
 from penstock.testing.contracts.ledger_tests import ASK, FIGURES, USED, figures, raises
-from penstock.testing.contracts.ledger_waiting import WaitingTests
+from penstock.testing.contracts.ledger_unhinted import UnhintedTests
 
 
-class LedgerStoreContract(WaitingTests):
+class LedgerStoreContract(UnhintedTests):
     """The tests a `LedgerStore` must pass: override `make_store`, and `broken` if the store can be broken."""
 
     def test_a_new_account_is_empty(self) -> None:
