@@ -612,7 +612,7 @@ def _row(one: Contestant) -> tuple[Cell, ...]:
 
 CALL_S, RUNS_AT_ONCE = 2.0, 64
 """What a call of a real model is taken to last, and how many runs a worker has at once (`--max-running`)."""
-CONNECTIONS = 14
+CONNECTIONS = 10
 """Connections of a busy process to PostgreSQL."""
 
 
