@@ -41,13 +41,13 @@ class Log(Protocol):
     epoch: int
 
     def begin_batch(self) -> list[HostedEvent]:
-        """Return the events to be written now, which it does not write itself until one of the others is called."""
+        """Return the events to write now; the writer writes none itself until one of the next two is called."""
 
     def end_batch(self, batch: list[HostedEvent]) -> None:
-        """The events are stored."""
+        """Called when the events are stored."""
 
     def write_alone(self) -> None:
-        """The events are not stored: the writer writes them itself."""
+        """Called when the events are not stored; the writer writes them itself."""
 
 
 Batch = tuple[Log, list[HostedEvent]]
