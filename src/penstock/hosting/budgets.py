@@ -218,7 +218,7 @@ async def budgets_of_day(
 ) -> list[DayBudget]:
     """Return the budgets of a day: that of all owners, and those of these teams and owners, as far as they exist.
 
-    A budget from which nothing was taken yet has no account; its limit is that of the settings. Raises
+    A budget from which nothing was taken yet has no account; its limit comes from the settings. Raises
     LedgerUnavailable.
     """
     settings = context.settings

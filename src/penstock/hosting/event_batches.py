@@ -1,7 +1,7 @@
 """The events that all runs of a host have emitted in the last few milliseconds, written in one transaction.
 
-A transaction costs more than the event in it. One timer for the host gathers what its runs emit, longer when many runs
-are at work than when few are; each run keeps its own buffer, its own sequence numbers and its own readers.
+A transaction costs more than the event in it. One timer for the host gathers the events of its runs, longer when many
+runs are at work than when few are; each run keeps its own buffer, its own sequence numbers and its own readers.
 
 The transaction appends for each run under that run's own claim, so it checks everything that a separate one checks. If
 it fails, whatever the reason, none of it is stored, and each run writes its own events by itself, with its own retries:

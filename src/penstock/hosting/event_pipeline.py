@@ -103,8 +103,8 @@ class EventWriter:
         batches: EventBatches | None = None,
         has_more: Callable[[], bool] | None = None,
     ) -> None:
-        """With `batches`, events are written with those of other runs, except while `has_more` says that the run has
-        other data to store with them.
+        """With `batches`, events are written with those of other runs, except while `has_more()` is True because the
+        run has other data to store with them.
         """
         self._store = store
         self._batches = batches

@@ -361,10 +361,10 @@ class RunHost:
         return self._context.prices or default_prices()
 
     async def live_usage(self, runs: Iterable[RunRecord]) -> Mapping[str, Balance]:
-        """Return the figures so far of those of the runs that are in progress, by id.
+        """Return the current figures of the runs in progress among `runs`, by id.
 
-        Figures of a run on this host are read from memory, those of others from the ledger. A run without an account,
-        such as a replay, has none; an unavailable ledger leaves those of others out.
+        Figures of a run on this host are read from memory, those of other runs from the ledger. A run without an
+        account, such as a replay, has none. If the ledger is unavailable, runs on other hosts are left out.
         """
         claimed = [run for run in runs if run.status in CLAIMED]
         here = {run.id: hosted.balance for run in claimed if (hosted := self._runs.by_id.get(run.id)) is not None}
@@ -380,7 +380,7 @@ class RunHost:
         return await budgets_of_day(self._context, day, owners, teams)
 
     async def bills(self, run_id: str) -> list[HostedBill]:
-        """Return the calls of a run whose bill is unknown and whose hold stays taken, oldest first."""
+        """Return the calls of a run with an unknown bill, which keep their holds, oldest first."""
         return await self._bills.unresolved(run_id)
 
     async def resolve_bill(

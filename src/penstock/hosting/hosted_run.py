@@ -669,7 +669,7 @@ class HostedRun:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the run only waits for answers, and its events say so."""
+        """Whether the run only waits for answers, and its last event reports that."""
         return self.log is not None and self.log.seq == self._idle_seq and bool(self.asks) and self.decided is None
 
     def notice_idle(self) -> None:

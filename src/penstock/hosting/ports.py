@@ -128,7 +128,8 @@ class RunRecord(NamedTuple):
 
     @property
     def chat_id(self) -> Any:
-        """The chat the run answers in, or that of the run it was forked from, which it only reads; None for none."""
+        """The chat that the run answers in; for a fork or a replay, the chat of its original run, which it only reads.
+        None if there is none."""
         return self.origin.get("chat_id") or (self.origin.get("of") or NO_DATA).get("chat_id")
 
 

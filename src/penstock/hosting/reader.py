@@ -53,7 +53,7 @@ class RunLogs:
         return self
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """Return a run; for one that this host works on, only its status is up to date."""
+        """Return a run; if this host works on it, only its status is up to date."""
         hosted = self._here(run_id)
         if hosted is None:
             return await self._stores.runs.get(run_id)

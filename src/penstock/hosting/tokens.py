@@ -58,7 +58,7 @@ class TokenRecord:
     models: Sequence[str] | None = None
     """Models that a gateway key may call; None for all."""
     team: str = ""
-    """Team whose daily budget a gateway key spends from as well; empty for none."""
+    """Team of a gateway key, which also spends from the team's daily budget; empty for none."""
 
     def is_active(self, now_ms: int) -> bool:
         """Whether the token is neither revoked nor expired."""

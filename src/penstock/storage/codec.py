@@ -243,7 +243,7 @@ def _finite(text: str) -> float:
 
 
 def _encoder() -> Callable[[object, int], Iterable[str]]:
-    """Return a function for the pieces of a value's JSON; one that contains itself is refused for its infinite nesting.
+    """Return a function for the pieces of a value's JSON; a value that contains itself fails by its infinite nesting.
 
     `JSONEncoder.encode` creates a new C encoder for each value, which takes longer than encoding a small value.
     """

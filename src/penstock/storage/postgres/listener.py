@@ -125,7 +125,7 @@ class Listener:
                 self._wanted.add(channel)
                 raise
             self._last_use[channel] = asyncio.get_running_loop().time()
-        self._notifier.notify_all()  # for what was written before, and while the connection was lost
+        self._notifier.notify_all()  # for changes made before, and while the connection was lost
 
     async def _end_unused(self, connection: Any) -> None:
         until = asyncio.get_running_loop().time() - LINGER_S

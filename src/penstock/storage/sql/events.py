@@ -66,7 +66,7 @@ async def check_claim(transaction: Transaction, run_id: str, epoch: int, lock: s
 
 
 async def _check_claim_and_last_seq(transaction: Transaction, run_id: str, epoch: int) -> int:
-    """Do what `check_claim` does, and return the sequence number of the newest event."""
+    """Check the claim like `check_claim`, and return the sequence number of the newest event."""
     lock = transaction.dialect.update_lock
     row = await transaction.row(f"{SELECT_CLAIM_AND_LAST}{lock}", run_id)
     if epoch != (0 if row is None else row[0]):

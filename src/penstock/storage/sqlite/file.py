@@ -1,7 +1,7 @@
 """One SQLite file that several threads and processes write.
 
 It opens the file, makes a `with` block one transaction that is recorded whole or not at all, and reports failures. It
-does not know what is in the tables.
+knows nothing of the contents of the tables.
 
 Five properties of SQLite shape it:
 
