@@ -1,4 +1,4 @@
-"""A conversation as a tree of messages: the messages, the tree, their limits, and what is not found.
+"""A conversation as a tree of messages: the messages, the tree, their limits, and the errors for missing objects.
 
 A message is immutable, and validated on construction: bounded in size, and representable as JSON.
 

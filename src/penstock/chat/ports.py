@@ -118,7 +118,7 @@ class ChatStore(Protocol):
     ) -> Sequence[ChatRecord]:
         """Return a page of chats, most recently used first; `before` is the id of the previous page's last chat.
 
-        With `text`, only chats whose title or one of whose messages contains it. The case of ASCII letters is ignored;
+        With `text`, only chats with that text in the title or in a message. The case of ASCII letters is ignored;
         other text is found as given, in lower case, in upper case and capitalized. White space matches line ends.
         """
 

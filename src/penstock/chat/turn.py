@@ -98,7 +98,7 @@ class TurnRequest:
     mark: str | None = None
     """A key that will point to the newest of the new messages."""
     client_request: Mapping[str, Any] | None = None
-    """What the client wants of the agents that the user talks to, stored as the input of the run."""
+    """The client's requirements for the agents that the user talks to, stored as the input of the run."""
 
     @property
     def answer_id(self) -> str:
@@ -160,7 +160,7 @@ class ChatTurn:
     message_id: str
     """The answer, which exists from the start and is empty until the run ends."""
     run: RunRecord = field(repr=False, compare=False)
-    """The run as it was stored when this turn was requested; it has gone on since."""
+    """The run as it was stored when this turn was requested; it has continued since."""
     _host: RunHost = field(repr=False, compare=False)
     _read: Callable[[ChatTurn], Awaitable[ChatMessage]] = field(repr=False, compare=False)
 
@@ -214,7 +214,7 @@ KIND = "chat"
 """The kind of origin of runs that answer in a chat."""
 
 INPUT_TYPES = frozenset({"input"})
-"""Where a chat enters a graph that has no chat-start."""
+"""Types of the nodes where a chat enters a graph that has no chat-start."""
 
 MAX_ERROR = 2_000
 CUT = "\n[cut]"
@@ -468,7 +468,7 @@ async def _partial(events: EventStore, run: RunRecord) -> str:
     """Return the text that the run had emitted when it ended."""
     found: list[HostedEvent] = []
     after = 0
-    with suppress(StoreCorrupt):  # what comes before an event that cannot be read is still an answer
+    with suppress(StoreCorrupt):  # the text before an event that cannot be read is still an answer
         while page := await events.read(run.id, after, PAGE):
             found.extend(event for event in page if event.type in OF_ANSWERS)
             after = page[-1].seq

@@ -133,7 +133,7 @@ class RunApprovals:
         self.waiting.pop(approval.id, None)
 
     async def at_last(self, approval: ApprovalRecord) -> ApprovalRecord | None:
-        """Return an answer that was given after all, here or elsewhere; otherwise close the approval, return None."""
+        """Return a late answer, given here or elsewhere; otherwise close the approval and return None."""
         self.waiting.pop(approval.id, None)
         came = self._came.get(approval.id)
         closed = await self._closed(approval) if came is None else None
@@ -184,14 +184,14 @@ class RunQuestion:
         return _as_answer(await self._approvals.answer_to(self._record))
 
     async def at_last(self) -> Answer | None:
-        """Return an answer that was given after all; otherwise None, and the approval is closed."""
+        """Return a late answer; otherwise close the approval and return None."""
         assert self._record is not None
         came = await self._approvals.at_last(self._record)
         return None if came is None else _as_answer(came)
 
 
 def _short(key: str) -> str:
-    """Shorten a key to what stores accept, however deeply its graph is nested."""
+    """Shorten a key to a length that stores accept, however deeply its graph is nested."""
     if len(key.encode("utf-8", "replace")) <= MAX_KEY:
         return sanitize(key)
     return sanitize(key[: MAX_KEY // 8]) + "#" + sha256(key.encode("utf-8", "replace")).hexdigest()

@@ -1,7 +1,7 @@
-"""The audit log: what people did to runs, approvals, bills, graphs, chats and tokens, and the port of its store.
+"""The audit log of people's actions on runs, approvals, bills, graphs, chats and tokens, and the port of its store.
 
-An entry says who did what to which thing, when, and where: over HTTP, or on the command line of the database. It has
-figures and reasons that the person gave, and nothing of what runs were given or wrote. Entries are never changed,
+An entry has the actor, the action, the target, the time and the source: HTTP, or the command line of the database. It
+has the figures and reasons that the person gave, but none of the input or output of runs. Entries are never changed,
 except that the name of a person whose data is erased is replaced everywhere.
 """
 
@@ -17,18 +17,18 @@ AUDIT_SOURCES: tuple[AuditSource, ...] = get_args(AuditSource)
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One thing that a person did."""
+    """One action of a person."""
 
     id: str
     at_ms: int
     actor: str
     """Name of the user of the token; on the command line, of the user of the machine."""
     action: str
-    """What was done, such as `run.cancel`."""
+    """Name of the action, such as `run.cancel`."""
     target: str = ""
-    """Id of the thing it was done to."""
+    """Id of the object of the action."""
     owner: str = ""
-    """Whose thing it is; empty if it has no owner, or the actor's own."""
+    """Owner of the target; empty if it has none, or is the actor's own."""
     source: AuditSource = "api"
     details: Mapping[str, Any] = field(default_factory=dict)
     """Figures and reasons; never names of people, which are `actor` and `owner`."""
@@ -36,12 +36,12 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which entries a list contains; None and empty text apply no condition."""
+    """Conditions on a list of entries; None and empty text apply none."""
 
     actor: str | None = None
-    """Entries of this person, and entries about their things."""
+    """Entries of this person, and entries about objects that belong to them."""
     action: str | None = None
-    """This action, or all that begin with it and a dot."""
+    """This action, or all actions that begin with it and a dot."""
     target: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
@@ -55,7 +55,7 @@ class AuditStore(Protocol):
     """Entries by id, ordered by time and id."""
 
     async def append(self, entry: AuditRecord) -> None:
-        """Store an entry; one whose id is stored changes nothing."""
+        """Store an entry; do nothing if one with its id is stored."""
 
     async def list(
         self, matching: AuditFilter = NO_AUDIT_FILTER, *, before: str | None = None, limit: int = 100

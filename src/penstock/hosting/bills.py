@@ -1,9 +1,9 @@
-"""Unresolved bills of hosted runs: which calls hold money for an unknown bill, and what a person decides about them.
+"""Unresolved bills of hosted runs: the calls that hold money for an unknown bill, and their resolution by a person.
 
-The ledger knows which keys are unresolved and what they hold; the events of the run say which calls these are. A
-resolution is stored as an event first, in one transaction with the figures of the run, and then applied to the ledger.
-The first event about a bill decides. Applying it is idempotent, and a host that died in between is made up for when the
-bills are listed or resolved the next time.
+The ledger has the unresolved keys and their holds; the events of the run identify the calls. A resolution is stored as
+an event first, in one transaction with the figures of the run, and then applied to the ledger. The first event about a
+bill decides. Applying it is idempotent: if a host dies in between, the resolution is applied when the bills are next
+listed or resolved.
 
 A run that has not ended has a worker that writes its events, so its bills are resolved when it has ended or is parked.
 """
@@ -83,13 +83,13 @@ class HostedBill(NamedTuple):
     name: str | None = None
     model: str | None = None
     at_ms: int | None = None
-    """When the call ended, or began if its worker was lost; None if no event says so."""
+    """When the call ended, or began if its worker was lost; None if no event records it."""
     reason: str = WORKER_LOST
     """Why the bill is unknown."""
 
 
 class _History(NamedTuple):
-    """What the events of a run say about its bills."""
+    """The bills of a run, as recorded in its events."""
 
     calls: Mapping[Place, HostedEvent]
     """The newest event of each call."""
@@ -116,7 +116,7 @@ class Bills:
         return sorted(bills, key=lambda bill: (bill.at_ms or 0, bill.call_id))
 
     async def resolve(self, run_id: str, call_id: str, actual: Amounts | None, by: str) -> RunRecord:
-        """Resolve a bill at what the call used, or release it if that is None; return the run with its new figures.
+        """Resolve a bill at the `actual` amounts, or release it if they are None; return the run with its new figures.
 
         Raises BillNotFound, and another Conflict if the run has not ended or the bill was resolved already.
         """
@@ -135,7 +135,7 @@ class Bills:
         return changed
 
     async def _holds(self, run: RunRecord) -> dict[str, Amounts]:
-        """Return what is held for unknown bills, by call id; of a run at rest, also what no worker has settled."""
+        """Return the holds for unknown bills, by call id; for a run at rest, also those that no worker has settled."""
         prefix = f"{run.id}/"
 
         async def look() -> dict[str, Amounts]:
@@ -224,10 +224,10 @@ class Bills:
 
 async def _settle(ledger: AsyncLedger, key: str, resolution: HostedEvent, day: Sequence[str]) -> None:
     data = resolution.data
-    for account in day:  # a bill may be higher than what was held: no block pays for that
+    for account in day:  # a bill may exceed its hold, and no block pays for that
         await recall(ledger, account)
     try:
-        await ledger.leave_unresolved(key)  # a worker that was lost has left it held
+        await ledger.leave_unresolved(key)  # a lost worker has left it held
         if resolution.type == BILL_RELEASED:
             await ledger.release(key)
         else:

@@ -1,11 +1,12 @@
-"""The budgets of a run as data of `budget` events: what is spent, held, waiting, unresolved and left at each level.
+"""The budgets of a run as data of `budget` events: amounts spent, held, waiting, unresolved and left at each level.
 
 `BudgetReporter` reads the accounts of a run in this process, its own and those of its nodes, agents and tools. It
-reports a change at most every `MIN_INTERVAL_S`; a refusal, a call that waits and the end of the run are reported at
-once. It has no task: the trace forwarder asks it before each write of events, and a timer schedules a later write.
+reports a change at most every `MIN_INTERVAL_S`; a refusal, a waiting call and the end of the run are reported
+immediately. It has no task: the trace forwarder calls it before each write of events, and a timer schedules a later
+write.
 
 Daily budgets change with every run of the owner, so `DayBudgetWatch` reads them from the ledger, at most once in
-`DAY_INTERVAL_S` and only while the run's own budget changes. A run that ends sooner reads nothing, and starts no task.
+`DAY_INTERVAL_S` and only while the run's own budget changes. A shorter run reads nothing, and starts no task.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NO_AMOUNTS: Mapping[str, float] = {}
 def budget_event(
     balance: Balance, level: Level, *, node_id: str | None = None, waiting: Mapping[str, float] = NO_AMOUNTS
 ) -> EventPayload:
-    """Convert the figures of one account; `waiting` has what waiting calls need, by unit."""
+    """Convert the figures of one account; `waiting` has the amounts that waiting calls need, by unit."""
     return "budget", {
         "budget": to_json(balance.name),
         "level": level,
@@ -143,7 +144,7 @@ class BudgetReporter:
         return own != self._reported or waiting != self._reported_waiting
 
     def _inner_events(self, node_of: Callable[[int], str | None]) -> list[EventPayload]:
-        """Return the changed budgets inside the run; one that no call uses any more is reported a last time."""
+        """Return the changed budgets inside the run; a budget that no call uses any more is reported one last time."""
         in_use = self._accounts_in_use()
         events = []
         for key, (account, number) in in_use.items():
@@ -182,9 +183,9 @@ DAY_INTERVAL_S = 1.0
 
 
 async def stored_budgets(context: HostContext, run: RunRecord) -> list[EventPayload]:
-    """Return the budgets of a run from the ledger: its own, its owner's and that of all for its day, if there are any.
+    """Return the budgets of a run from the ledger: its own, and the daily budgets of its owner and of all owners.
 
-    Raises LedgerUnavailable.
+    Budgets without an account are left out. Raises LedgerUnavailable.
     """
     all_owners, owner = day_accounts(run, context.settings.zone)
     names: tuple[tuple[str, Level], ...] = ((RUNS + run.id, "run"), (owner, "owner"), (all_owners, "all"))
@@ -195,7 +196,7 @@ async def stored_budgets(context: HostContext, run: RunRecord) -> list[EventPayl
 
 
 class DayBudget(NamedTuple):
-    """A daily budget, and what is taken of it; `limit_nanos` is None if it is unlimited."""
+    """A daily budget, and the amounts taken from it; `limit_nanos` is None if it is unlimited."""
 
     level: Literal["all", "team", "owner"]
     name: str
@@ -207,7 +208,7 @@ class DayBudget(NamedTuple):
 
     @property
     def left_nanos(self) -> int | None:
-        """What is left of it; None if it is unlimited."""
+        """Amount that is left; None if the budget is unlimited."""
         taken = self.spent_nanos + self.held_nanos + self.unresolved_nanos
         return None if self.limit_nanos is None else max(0, self.limit_nanos - taken)
 
@@ -215,9 +216,10 @@ class DayBudget(NamedTuple):
 async def budgets_of_day(
     context: HostContext, day: date, owners: Iterable[str], teams: Iterable[str] = ()
 ) -> list[DayBudget]:
-    """Return the budgets of a day: that of all, and those of these teams and owners; without one, it is left out.
+    """Return the budgets of a day: that of all owners, and those of these teams and owners, as far as they exist.
 
-    A budget from which nothing was taken yet has no account; its limit is that of the settings. LedgerUnavailable.
+    A budget from which nothing was taken yet has no account; its limit comes from the settings. Raises
+    LedgerUnavailable.
     """
     settings = context.settings
     wanted: list[tuple[Literal["all", "team", "owner"], str, str, Usd | None]] = [
@@ -267,7 +269,7 @@ class DayBudgetWatch:
         self._reported: dict[str, Balance] = {}
 
     def notify(self) -> None:
-        """Note that the run's own budget has changed, and so those above it; they are read a moment later."""
+        """Note that the run's own budget has changed, and with it the daily budgets, which are read a moment later."""
         if self._timer is None:
             self._timer = self._loop.call_later(DAY_INTERVAL_S, self._start)
 
@@ -277,7 +279,7 @@ class DayBudgetWatch:
             self._reading = self._loop.create_task(self._report(), name=f"daily budgets of {self._run.id}")
 
     async def close(self) -> None:
-        """Stop reading; if the daily budgets were reported before, report what the end of the run has changed."""
+        """Stop reading; if the daily budgets were read before, report the changes made by the end of the run."""
         if self._timer is not None:
             self._timer.cancel()
         if self._reading is not None:
@@ -301,6 +303,6 @@ class DayBudgetWatch:
 
 
 async def _balances(context: HostContext, names: Sequence[str]) -> list[Balance | None]:
-    """Return the figures of these accounts; None for one that does not exist: no limit applies."""
+    """Return the figures of these accounts; None for an account that does not exist, and so sets no limit."""
     found = await retry_unavailable(partial(context.ledger.balances, names), INTERACTIVE_ATTEMPTS)
     return [found.get(name) for name in names]

@@ -1,6 +1,6 @@
 """The call tree of a run as columns: folded from its events, compact enough to open a run of many thousand calls.
 
-A row is a call, in the order in which the calls began. Texts are stored once, and referred to by their index; times are
+Each row is a call, in the order of their starts. Texts are stored once and referred to by their index; times are
 relative to the first event of the epoch. The fold can be continued with later events. Calls of an earlier epoch are
 dropped when another worker continues the run: it emits the results found in the journal again, with `replayed`.
 """
@@ -82,9 +82,10 @@ class CallColumns:
         return self.base_ms + (self.columns["start_ms"][row] if end_ms == NONE else end_ms)
 
     def part(self, under: str | None = None, depth: int | None = None) -> dict[str, Any]:
-        """Return a part of the columns as JSON data: a call and all below it, no deeper than `depth` below the first.
+        """Return a part of the columns as JSON data: the call `under` and its descendants, `depth` levels deep.
 
-        `calls` counts those that are too deep, too. Raises KeyError for a call that is not in the tree.
+        Without `under`, the part begins at the outermost calls. `calls` also counts the calls that are too deep. Raises
+        KeyError for a call that is not in the tree.
         """
         top = NONE if under is None else self._rows[under]
         parents, levels = self.columns["parent"], list[int]()
@@ -204,7 +205,7 @@ class CallColumns:
 
 
 def _used(columns: dict[str, list[int]], names: Sequence[str], values: Sequence[T]) -> list[T]:
-    """Return the values that these columns refer to, and let them refer to those."""
+    """Return the values that these columns refer to, and renumber the columns to match."""
     used = sorted({index for name in names for index in columns[name]} - {NONE})
     place = {index: at for at, index in enumerate(used)}
     for name in names:

@@ -1,7 +1,7 @@
 """External control of runs: cancel, resume, grant, fork and replay.
 
 A cancel request is stored first, so that it survives the host that received it. It is then applied where the run is: on
-this host, in the queue, or, within a tick, on another worker. The result says that the run is cancelled, that it had
+this host, in the queue, or, within a tick, on another worker. The result is that the run is cancelled, that it had
 already ended, or, if no worker responded in time, only that the request is stored.
 
 A cancel request for an existing run is valid until the run has ended. A host that finds the run ended drops the
@@ -142,7 +142,7 @@ class Control:
     async def _apply(
         self, request: CancelRequest, kept: CancelRequest, owner: str | None, done: CancelResult
     ) -> CancelResult:
-        """Cancel a run that had not ended when the request came; return `done` if that ends it, else what applies."""
+        """Cancel a run that had not ended when the request came; return `done` if that ends it, else another result."""
         run_id, runs = request.run_id, self._context.stores.runs
         for _ in range(MAX_ATTEMPTS):
             run = await runs.get(run_id)

@@ -1,12 +1,12 @@
-"""Runs that an engine dispatches to this host, and runs that it lost sight of.
+"""Runs that an engine dispatches to this host, and runs that the engine may not know of.
 
 An engine gives a host the id of a run and a fence. The host takes the run from the store under that fence and works on
-it as on any other; nothing of the run itself passes through the engine. It does not take a run that names a model, tool
-or node type this host does not have, or whose program it has in an earlier version: another host may have it, and the
-run's events say what it waits for.
+it as on any other; nothing of the run itself passes through the engine. The host declines a run if it lacks a model,
+tool or node type of the graph, or has a program only in an earlier version. Another host may be able to work on the
+run, and the run's events report what is missing.
 
-A run is dispatched after it was stored, by another system: a process that dies in between leaves a row without work.
-Every host sweeps up such rows.
+A run is stored first, and then dispatched by another system: a process that dies in between leaves a row without work.
+Every host looks for such rows and dispatches them again.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ RUNNING: Sequence[RunStatus] = ("running",)
 UNANSWERED: Sequence[ApprovalState] = ("waiting",)
 MAX_CHECKS = 256
 MAX_VERSIONS = 100
-"""Number of earlier versions of a graph in which a program is looked for."""
+"""Maximum number of earlier versions of a graph that are searched for a program."""
 PARKING_S = 2.0
-"""How long a run that was taken away from this host may take to be parked."""
+"""How long a run may take to be parked after the engine has cancelled the work on it."""
 REDISPATCH_S = 30.0
 """A row without work is dispatched again after this time."""
 MAX_SHOWN = 500
 FIRST_WAIT_MS, MAX_WAIT_MS = 500, 30_000
-"""Pauses before a run of an owner with as many runs as allowed is tried again."""
+"""First and longest pause before a run is tried again while its owner is at the limit of concurrent runs."""
 
 
 class DispatchedWork:
@@ -67,7 +67,7 @@ class DispatchedWork:
         self._checks: dict[tuple[str, int], DocumentCheck] = {}
         self._outdated: dict[tuple[str, int], Sequence[str]] = {}
         self._idle_since_ms: dict[HostedRun, int] = {}
-        """When runs that only wait for answers began to."""
+        """When each run that only waits for answers began to wait."""
         self._idle: set[str] = set()
         """Runs that are being parked because they only wait for answers."""
 
@@ -94,7 +94,7 @@ class DispatchedWork:
         await self._control.cancel(run_id, reason, "engine", None)
 
     async def _take(self, run_id: str, fence: Fence, queue: str) -> RunRecord | WorkResult:
-        """Take the run under this fence; return what comes of it if there is nothing to work on now."""
+        """Take the run under this fence; if there is nothing to work on now, return the result of the work."""
         context = self._context
         try:
             run = await context.stores.runs.get(run_id)
@@ -144,7 +144,7 @@ class DispatchedWork:
             return Ended(now.status if now is not None and now.status in ENDED else "")
         if left.status != "parked":
             return Ended(left.status)
-        # An answer that came while the run was being parked was delivered to it here, and nudged nothing.
+        # An answer that arrived while the run was being parked was delivered to it here, without a nudge to the engine.
         if was_idle and await self._context.stores.approvals.list(run_id=run.id, states=UNANSWERED, limit=1):
             return Waiting()
         return Leaving()
@@ -161,10 +161,10 @@ class DispatchedWork:
                 self._idle.add(run_id)
                 hosted.park()
 
-    # What this host does not have.
+    # Types and programs that this host lacks.
 
     async def _missing(self, run: RunRecord) -> Sequence[str]:
-        """Return what this host would need to work on the run, in words; empty if it has all of it."""
+        """Return a description of each thing that this host lacks to work on the run; empty if nothing is missing."""
         check = self._checks.get((run.graph_id, run.graph_version)) or await self._checked(run)
         missing = [
             problem.detail
@@ -174,10 +174,10 @@ class DispatchedWork:
         return missing or await self._outdated_programs(run)
 
     async def _outdated_programs(self, run: RunRecord) -> Sequence[str]:
-        """Return which programs this host has as an earlier version of the graph had them, in words.
+        """Return a description of each program that this host has in the version of an earlier graph version.
 
-        Such a host has not been updated yet. One whose programs are newer than the run, or were never saved, works on
-        it: its event `program_changed` says so.
+        Such a host has not been updated yet. A host whose programs are newer than the run, or were never saved, works
+        on it: the run's event `program_changed` reports the difference.
         """
         key, graphs = (run.graph_id, run.graph_version), self._context.stores.graphs
         if key not in self._outdated:
@@ -204,7 +204,7 @@ class DispatchedWork:
         return self._outdated[key]
 
     async def _checked(self, run: RunRecord) -> DocumentCheck:
-        """Check the graph of a run; the result is kept, unless a node type that it lacks may still be registered."""
+        """Check the graph of a run; the result is cached, unless a missing node type may still be registered."""
         key = run.graph_id, run.graph_version
         graph = await self._context.stores.graphs.get(*key)
         if graph is None:
@@ -219,7 +219,7 @@ class DispatchedWork:
         return check
 
     async def _report(self, run: RunRecord, missing: Sequence[str]) -> None:
-        """Say in the events of a queued run what it waits for, unless they say so already."""
+        """Emit an event with what a queued run waits for, unless its last event reports the same."""
         if run.status not in QUEUED:
             return
         data = {"missing": [text[:MAX_SHOWN] for text in missing]}
@@ -240,10 +240,10 @@ class Sweeper:
     def __init__(self, context: HostContext) -> None:
         self._context = context
         self._seen_ms: dict[tuple[str, RunStatus, int], int] = {}
-        """When rows were first seen as they are, by id, status and epoch."""
+        """When each row was first seen in its current state, by id, status and epoch."""
 
     async def without_work(self) -> Sequence[RunRecord]:
-        """Return the runs that have been without work for a while; each again after the same time."""
+        """Return the runs that have been without work for `REDISPATCH_S`; each is returned again at that interval."""
         now_ms, limit = self._context.now_ms(), self._context.settings.max_queued
         runs = self._context.stores.runs
         rows = [*await runs.list(statuses=QUEUED | PARKED, limit=limit)]
@@ -258,7 +258,7 @@ class Sweeper:
         return found
 
     async def _waits(self, run: RunRecord) -> bool:
-        """Whether the run waits for people, and nothing is to be done until one of them answers."""
+        """Whether the run waits for people, so that there is no work until one of them answers."""
         if run.status not in PARKED:
             return False
         return bool(await self._context.stores.approvals.list(run_id=run.id, states=UNANSWERED, limit=1))

@@ -83,8 +83,8 @@ async def paid(context: HostContext, run: RunRecord, is_leaving: Callable[[], bo
 
     For a run that was taken over, only the ledger knows the cost of calls that failed before or were in progress, even
     if this host did not continue any of it. The journal entries of a fork were paid for by the run it was forked from.
-    So an unavailable ledger is waited for, as is every store at the end of a run, except by a closing host for a parked
-    run.
+    So the end of a run waits for an unavailable ledger, as it does for every store; a closing host that parks the run
+    does not wait.
     """
     if run.origin.get("kind") == "replay":
         return NOTHING
@@ -151,9 +151,10 @@ class RetryingJournal:
 
 
 def nodes_that_only_ask(plan: GraphPlan) -> frozenset[str]:
-    """Return the journal keys of the nodes that do nothing but call a model and tools, through the journal.
+    """Return the journal keys of the nodes that only call a model and tools, through the journal.
 
-    Between an answer and the next call, or the end of the node, they have no effect outside. A subclass may have one.
+    Between an answer and the next call, or the end of the node, these nodes have no outside effect. A subclass may have
+    one, and is not included.
     """
     return frozenset(escaped(node.id) for node in plan.graph.nodes if type(plan.executors[node.type]) in ONLY_ASK)
 
@@ -228,14 +229,14 @@ async def _open_account(context: HostContext, run: RunRecord, may_be_in_block: b
 
 
 async def _without_block(context: HostContext, run: RunRecord, block: str) -> Sequence[str]:
-    """Open the account of a run that began in a block of another host, which ends with that."""
+    """Open the account of a run that began in a block of another host, after ending that block."""
     await end_block(context.ledger, block)
     try:
         return await _open_account(context, run, may_be_in_block=False)
     except UnderAnother as error:
         if error.above != block:
             raise
-    # The block was a part of other accounts than this host would open: there the run stays.
+    # The block belongs to other daily accounts than those that this host would open: the run stays in it.
     return [block, *(await _open_day_accounts(context, run))[::-1]]
 
 
@@ -273,7 +274,7 @@ async def _open_day(
 ) -> bool:
     """Open a daily account; without limits, keep an existing one as it is. Return whether the account exists.
 
-    A host without a budget does not remove an existing one: it may be set on another host only.
+    A host without a budget does not remove an existing one, which may be set on another host only.
     """
     if limits != NO_LIMITS:
         await _open(ledger, name, limits, parent)

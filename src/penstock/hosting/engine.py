@@ -1,10 +1,10 @@
-"""The port of engines: what decides when and where a run is worked on.
+"""The port of engines, which decide when and where a run is worked on.
 
-The stores hold what a run is: its row, journal, events, account and approvals. An engine only gets its id to a host
-that works on it, again after that host has died, and as often as the run leaves a host without having ended.
-`ClaimLoop` is the embedded engine: hosts that share a database claim runs from it.
+The stores hold the state of a run: its row, journal, events, account and approvals. An engine only passes the id of the
+run to a host that works on it. It does so again after that host has died, and whenever the run leaves a host without
+having ended. `ClaimLoop` is the embedded engine: hosts that share a database claim runs from it.
 
-The work on a run comes to one of three ends: `Ended`, `Waiting` until something happens, or `Leaving` for another host.
+The work on a run has one of three results: `Ended`, `Waiting` until something happens, or `Leaving` for another host.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ATTEMPT_BITS = 32
 
 
 class Fence(NamedTuple):
-    """Which dispatch of a run a host works under; the newer one wins, however late the older one wakes up.
+    """The dispatch under which a host works on a run; the newer one wins, however late the older one wakes up.
 
-    A stretch is the work from one dispatch to its end. An engine that loses a worker repeats the stretch: another
-    attempt. So neither a worker that was frozen nor one of an earlier stretch disturbs its successor.
+    A stretch is the work from one dispatch to its end. An engine that loses a worker repeats the stretch as another
+    attempt. So neither a frozen worker nor one of an earlier stretch disturbs its successor.
     """
 
     stretch: int
@@ -67,7 +67,7 @@ Why = Literal["cancel", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """Whether an engine can be reached, for people."""
+    """Whether an engine can be reached, for display."""
 
     is_ok: bool
     found: str
@@ -82,12 +82,12 @@ class CannotWork(PenstockError):
 
 
 class Work(Protocol):
-    """What a host does for an engine that dispatches runs to it."""
+    """The operations of a host that an engine calls for the runs it dispatches."""
 
     worker: str
     """The name of the host, unique among all."""
     database: str
-    """The id of its database: an engine gives it only runs of this one."""
+    """The id of its database; an engine dispatches only runs of this database to it."""
     slots: int
     """Maximum number of runs it works on at once."""
 
@@ -102,7 +102,7 @@ class Work(Protocol):
 
 
 class Engine(Protocol):
-    """Gets runs to hosts that work on them."""
+    """Dispatches runs to the hosts that work on them."""
 
     queue: str | None
     """Queue of runs that are submitted without one; None if hosts claim runs from the database themselves."""
@@ -117,10 +117,10 @@ class Engine(Protocol):
         """Release everything; all work in progress has returned, or was given up."""
 
     async def dispatch(self, run: RunRecord) -> None:
-        """See to it that a host works on this stored run; idempotent. EngineUnavailable if that cannot be known."""
+        """Ensure that a host works on this stored run; idempotent. EngineUnavailable if that is uncertain."""
 
     async def nudge(self, run: RunRecord, why: Why) -> None:
         """Wake a run that waits: the stores have an answer or a cancel request. EngineUnavailable as for `dispatch`."""
 
     async def health(self) -> EngineHealth:
-        """Ask whether the engine can be reached."""
+        """Check whether the engine can be reached."""

@@ -1,7 +1,7 @@
 """The events that all runs of a host have emitted in the last few milliseconds, written in one transaction.
 
-A transaction costs more than the event in it. One timer for the host gathers what its runs emit, longer when many runs
-are at work than when few are; each run keeps its own buffer, its own sequence numbers and its own readers.
+A transaction costs more than the event in it. One timer for the host gathers the events of its runs, longer when many
+runs are at work than when few are; each run keeps its own buffer, its own sequence numbers and its own readers.
 
 The transaction appends for each run under that run's own claim, so it checks everything that a separate one checks. If
 it fails, whatever the reason, none of it is stored, and each run writes its own events by itself, with its own retries:
@@ -41,13 +41,13 @@ class Log(Protocol):
     epoch: int
 
     def begin_batch(self) -> list[HostedEvent]:
-        """Return the events to be written now, which it does not write itself until one of the others is called."""
+        """Return the events to write now; the writer writes none itself until one of the next two is called."""
 
     def end_batch(self, batch: list[HostedEvent]) -> None:
-        """The events are stored."""
+        """Called when the events are stored."""
 
     def write_alone(self) -> None:
-        """The events are not stored: the writer writes them itself."""
+        """Called when the events are not stored; the writer writes them itself."""
 
 
 Batch = tuple[Log, list[HostedEvent]]

@@ -34,7 +34,7 @@ MAX_DEPTH = 97
 MAX_ERROR = 10_000
 SHORT = 10_000
 PROGRAM_CHANGED = "program.changed"
-"""Type of the event that says which recorded results a changed program uses."""
+"""Type of the event that reports which recorded results a changed program uses."""
 NODE_TYPE = "node_type"
 """Key in the metadata of a call that executes a node."""
 REPORTED_ELSEWHERE = "approval_requested"
@@ -225,7 +225,7 @@ def unpriced_event(event: SafetyTrace) -> EventPayload | None:
 
 
 def call_started(place: CallPlace, call: CallRecord) -> EventPayload:
-    """Convert the start of a call; `held_usd` is there while the call runs and holds money."""
+    """Convert the start of a call; `held_usd` is included while the call runs and holds money."""
     about = _call_data(place, call)
     about |= _position(call)
     held = call.owner
@@ -235,7 +235,7 @@ def call_started(place: CallPlace, call: CallRecord) -> EventPayload:
 
 
 def call_waiting(place: CallPlace, event: CallWaiting, whose: Whose) -> EventPayload:
-    """Convert the start of a wait: the call asks for more than its budget has left beside what other calls hold."""
+    """Convert the start of a wait: the call needs more than its budget has left besides the holds of other calls."""
     about: dict[str, Any] = {"call_id": event.node_id, "parent_id": event.parent_id, "kind": event.call_kind}
     about |= {"name": to_json(event.name), "context": to_json(event.source)}
     if place.node_id is not None:
@@ -247,7 +247,7 @@ def call_waiting(place: CallPlace, event: CallWaiting, whose: Whose) -> EventPay
 
 
 def call_ended(place: CallPlace, call: CallRecord, whose: str | None, *, cause: bool) -> EventPayload:
-    """Convert the end of a call; of one that was stopped, with the stop, and whether this call is where it arose."""
+    """Convert the end of a call; a stopped call has the stop, and whether the stop arose in this call."""
     about, extras = _call_data(place, call), call.extras
     about["status"] = call.status
     about["cost_usd"] = None if extras.cost_unknown else to_usd(call.cost)

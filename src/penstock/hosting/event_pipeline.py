@@ -103,8 +103,8 @@ class EventWriter:
         batches: EventBatches | None = None,
         has_more: Callable[[], bool] | None = None,
     ) -> None:
-        """With `batches`, events are written with those of other runs, except while `has_more` says that the run has
-        other data to store with them.
+        """With `batches`, events are written with those of other runs, except while `has_more()` is True because the
+        run has other data to store with them.
         """
         self._store = store
         self._batches = batches
@@ -210,7 +210,7 @@ class EventWriter:
         return batch
 
     def end_batch(self, batch: list[HostedEvent]) -> None:
-        """The events of `begin_batch` are stored."""
+        """Continue after the events of `begin_batch` were stored."""
         self._writing = 0
         self._is_writing = self._is_in_batch = False
         self._remove(batch)
@@ -218,7 +218,7 @@ class EventWriter:
             self.schedule()
 
     def write_alone(self) -> None:
-        """The events of `begin_batch` are not stored: write them without those of other runs."""
+        """Write the events of `begin_batch`, which were not stored, without those of other runs."""
         self._writing = 0
         self._is_in_batch = False
         if self._is_closed:
@@ -308,13 +308,13 @@ class EventWriter:
         """Stop writing; events still in the buffer are discarded."""
         self._is_closed = True
         self._cancel_timer()
-        while self._is_in_batch:  # the transaction is that of other runs too
+        while self._is_in_batch:  # other runs share the transaction
             await self.changed()
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait((self._writer,))
-        # These lead back to the run that has this writer: without them its memory is freed at once, and not only when
-        # the garbage collector comes by, which is rare in a server.
+        # These refer back to the run that owns this writer. Without them, the memory of the run is freed immediately,
+        # and not only by the next garbage collection, which is rare in a server.
         self._store, self._on_fenced, self._has_more = _refuse, None, None
         self._notifier.notify(self.run_id)
 
@@ -381,7 +381,7 @@ class EventWriter:
 
 
 class _InBatches:
-    """The place of a writer among those whose events are written together."""
+    """The entry of a writer in `EventBatches`, which can be cancelled like a timer."""
 
     __slots__ = ("_batches", "_log")
 
@@ -405,7 +405,7 @@ def _lost(error: InvalidValue) -> dict[str, str]:
 
 
 def _joined(last: HostedEvent, other: Mapping[str, Any]) -> HostedEvent | None:
-    """Join the data of a text piece to the event before it; None if that is no piece of the same text, or too long."""
+    """Join the data of a text piece to the event before it; None if that event is from another text, or too long."""
     if last.type != PIECE:
         return None
     one = last.data
@@ -441,13 +441,14 @@ class TraceForwarder:
         self._spending = spending
         self._figures = figures
         self._places: dict[int, CallPlace] = {}
-        """Places of the calls in progress, by number: a call finds that of its parent here."""
+        """Places of the calls in progress, by number; the place of a child is derived from that of its parent."""
         self._stops_below: dict[int, Stop] = {}
         """The last stop of a child, by the number of the call in progress that made it."""
         self._stops: dict[int, tuple[Stop, str | None, CallPlace, bool]] = {}
-        """Stops of ended calls whose `limit` has not been read yet: whose limit, where, and whether it arose there."""
+        """Stops of ended calls whose `limit` has not been read yet, by number: the stop, the owner of the limit, the
+        place of the call, and whether the stop arose in it."""
         self._waiting: dict[int, tuple[str, float]] = {}
-        """What waiting calls need, by number: the unit and the amount."""
+        """Unit and amount that each waiting call needs, by number."""
         self._clock_offset_ms = clock_offset_ms
         """Event-log clock minus trace clock."""
         self._loop = asyncio.get_running_loop()
@@ -595,7 +596,7 @@ class TraceForwarder:
         return call_waiting(place, event, self._whose)
 
     def _place_of(self, call: CallRecord) -> CallPlace:
-        """Return the place of a call: that of its parent, or, for the call of a node, that node inside it."""
+        """Return the place of a call: that of its parent, extended by the node if the call executes one."""
         names: list[str] = []
         replayed = bool(call.metadata and call.metadata.get("replayed"))
         at: CallRecord | None = call

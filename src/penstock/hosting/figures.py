@@ -1,4 +1,4 @@
-"""What runs used: of one run by node and model, for the store; of all runs of a host by graph and model, for metrics.
+"""The usage of runs: of one run by node and model, for the store; of a host's runs by graph and model, for metrics.
 
 Both count while a run works; the shares of a run also count its events of earlier claims. A call counts at the node of
 the graph that it belongs to, however deep inside the node it was made, so that a run has few shares. Results found in
@@ -25,7 +25,7 @@ MAX_NAME = 200
 
 
 class SpendingTally:
-    """Adds up what the calls of one run used."""
+    """Adds up the usage of the calls of one run."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], list[int]] = {}
@@ -42,7 +42,7 @@ class SpendingTally:
         self._add(node_id, late.call.model, 0, late.cost, late.tokens_in, late.tokens_out, 0)
 
     def take_events(self, events: Iterable[HostedEvent]) -> None:
-        """Add what stored events say: of an earlier claim, or of bills that were resolved."""
+        """Add the usage in stored events, of an earlier claim or of resolved bills."""
         for event in events:
             data = event.data
             if event.type == "call.ended" and not data.get("replayed"):
@@ -64,7 +64,7 @@ class SpendingTally:
         known = self._found.get(key)
         if known is None:
             if len(self._found) >= MAX_SHARES - 1:
-                return  # stored with what is known of the run as a whole
+                return  # stored with the usage of the run as a whole
             known = self._found[key] = [0, 0, 0, 0, 0]
         for at, figure in enumerate(figures):
             known[at] += figure
@@ -89,7 +89,7 @@ def label(text: str | None) -> str:
 
 MAX_LABELS = 100
 MAX_LABEL = 100
-"""Characters of a name that are kept."""
+"""Maximum length of a name; longer names are cut."""
 OTHER = "other"
 
 
@@ -115,14 +115,14 @@ class Figures:
 
 
 class RunFigures:
-    """What the runs of a host used: by graph when they end or are parked, by model as calls end."""
+    """The usage of a host's runs: by graph when they end or are parked, by model as calls end."""
 
     def __init__(self) -> None:
         self.by_graph = Figures()
         self.by_model = Figures()
 
     def take_run(self, before: RunRecord, left: RunRecord) -> None:
-        """Add what a run used since it was claimed, and its end."""
+        """Add the usage of a run since it was claimed, and its end."""
         counts = {
             "cost_nanos": max(0, left.cost_nanos - before.cost_nanos),
             "tokens_in": max(0, left.tokens_in - before.tokens_in),
@@ -152,7 +152,7 @@ class RunFigures:
 
 
 def _cleaned(name: str) -> str:
-    """Return a name in characters that every reader shows; what is missing is `unknown`."""
+    """Return a name in printable characters; an empty one becomes `unknown`."""
     short = name[:MAX_LABEL]
     if not short.isprintable():
         short = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)

@@ -1,4 +1,4 @@
-"""Forks of a run at one node: which nodes run again, and what input that node gets.
+"""Forks of a run at one node: the nodes that run again, and the input of that node.
 
 The node is matched by the identity of its graph, because a nested graph may have a node with the same id.
 """

@@ -1,7 +1,7 @@
-"""Whose limit halted a run, which steps let it go on, and which grants can resume it.
+"""The owner of the limit that halted a run, the steps that let the run go on, and the grants that can resume it.
 
-Pure. The worker that halts a run stores whose limit it was in the run's `halt`, where a grant reads it. If it is not
-there, no grant is refused.
+Pure. The worker that halts a run stores the owner of the limit in the run's `halt`, where a grant reads it. Without
+that record, no grant is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RAISED_BY: Mapping[str, str] = {
     StopReason.RETRY_BUDGET_EXCEEDED: "max_retries",
     StopReason.TIMEOUT: "timeout_s",
 }
-"""The limit that a grant has to raise, by the reason for which the run's own limit halted it."""
+"""The limit that a grant has to raise, by the stop reason of a run that its own limit halted."""
 
 
 Step = Literal[
@@ -42,7 +42,7 @@ class Advice(NamedTuple):
     step: Step
     message: str
     amount_usd: float | None = None
-    """What its unresolved bills hold, or what a grant has to add at least; None if that is unknown."""
+    """The amount held by unresolved bills, or the least amount that a grant has to add; None if unknown."""
 
 
 RESUME = Advice("resume", "resume it")
@@ -62,7 +62,7 @@ def limit_owner(stop: Stop, run: RunRecord, own: Account | None, zone: tzinfo = 
 
 
 def advice(run: RunRecord) -> list[Advice]:
-    """Return the steps that let a halted run go on, the one that helps most first; empty for any other run."""
+    """Return the steps that let a halted run go on, the most helpful one first; empty for any other run."""
     if run.status != "halted":
         return []
     if run.stop_reason == StopReason.PRICE_UNKNOWN:
@@ -90,7 +90,7 @@ def advice(run: RunRecord) -> list[Advice]:
 
 
 def _unresolved_steps(run: RunRecord) -> list[Advice]:
-    """Return how to free what unresolved bills hold, if the run was halted by its cost and has any."""
+    """Return the steps that free the money held by the run's unresolved bills, if its cost halted it and it has any."""
     if run.stop_reason != StopReason.BUDGET_EXCEEDED or not run.unresolved_nanos:
         return []
     held = f"resolve its unresolved bills, which hold {format_usd(run.unresolved_nanos)}, then resume it"
@@ -99,7 +99,7 @@ def _unresolved_steps(run: RunRecord) -> list[Advice]:
 
 
 def _unresolved_of_day(halt: Mapping[str, Any]) -> list[Advice]:
-    """Return how to free what bills of other runs held of a daily budget at the halt; empty if they held nothing."""
+    """Return the steps that free the money that other runs' bills held in a daily budget at the halt; empty if none."""
     held_nanos = to_nanos(halt.get("held") or 0) if halt.get("unit") == "usd" else 0
     if not held_nanos:
         return []
@@ -108,12 +108,12 @@ def _unresolved_of_day(halt: Mapping[str, Any]) -> list[Advice]:
 
 
 def _is_freed(run: RunRecord, halt: Mapping[str, Any]) -> bool:
-    """Whether bills that the run was halted for are resolved since."""
+    """Whether bills that held the missing money have been resolved since the halt."""
     return halt.get("unit") == "usd" and to_nanos(halt.get("held") or 0) > run.unresolved_nanos
 
 
 def _grant(wanted: str, run: RunRecord, halt: Mapping[str, Any]) -> Advice:
-    """Return the grant that the run needs; of money, with the least amount that admits the refused call."""
+    """Return the grant that the run needs; for money, with the least amount that admits the refused call."""
     limit, amount = halt.get("limit"), halt.get("asked")
     if halt.get("unit") != "usd" or limit is None or not amount:
         return Advice("grant", f"grant it {wanted}")
@@ -124,7 +124,7 @@ def _grant(wanted: str, run: RunRecord, halt: Mapping[str, Any]) -> Advice:
 
 
 def grant_refusal(run: RunRecord, halt: Mapping[str, Any], more: RunLimits) -> str | None:
-    """Return why a halted run would halt again despite being granted `more`, and what would help; or None."""
+    """Return why a halted run would halt again after a grant of `more`, with advice; None if the grant helps."""
     what = f"run {run.id!r} was halted by"
     message = halt.get("message")
     if halt["whose"] == "run":

@@ -1,8 +1,8 @@
 """The run host: accepts runs, executes them, and lets clients follow, cancel, resume and fork them.
 
 A run belongs to the stores, not to the client that submitted it or the host that executes it. Any number of hosts share
-the stores, and an engine gets runs to hosts: the claim loop by itself, or one that was given to the host. In-memory
-state may vanish at any time: the run continues on another host.
+the stores, and an engine brings the runs to the hosts: the built-in claim loop, or the engine passed to the host.
+In-memory state may vanish at any time: the run continues on another host.
 
 Besides the tasks of its engine a host has two: one renews leases and polls for cancel requests and answers, one does
 housekeeping. An unavailable store delays these tasks and never ends them.
@@ -168,7 +168,7 @@ class RunHost:
     ) -> None:
         """Without an `engine`, hosts claim runs from the stores that they share.
 
-        `observe` is called with the context of each run before it starts, such as to export its spans.
+        `observe` is called with the context of each run before it starts, for example to export its spans.
         """
         self.stores = stores
         self.settings = settings
@@ -361,10 +361,10 @@ class RunHost:
         return self._context.prices or default_prices()
 
     async def live_usage(self, runs: Iterable[RunRecord]) -> Mapping[str, Balance]:
-        """Return the figures so far of those of the runs that are in progress, by id.
+        """Return the current figures of the runs in progress among `runs`, by id.
 
-        Figures of a run on this host are read from memory, those of others from the ledger. A run without an account,
-        such as a replay, has none; an unavailable ledger leaves those of others out.
+        Figures of a run on this host are read from memory, those of other runs from the ledger. A run without an
+        account, such as a replay, has none. If the ledger is unavailable, runs on other hosts are left out.
         """
         claimed = [run for run in runs if run.status in CLAIMED]
         here = {run.id: hosted.balance for run in claimed if (hosted := self._runs.by_id.get(run.id)) is not None}
@@ -376,11 +376,11 @@ class RunHost:
         return [data for _, data in await stored_budgets(self._context, run)]
 
     async def budgets_of_day(self, day: date, owners: Iterable[str], teams: Iterable[str] = ()) -> Sequence[DayBudget]:
-        """Return the budget of all for a day (UTC), and those of these owners and teams, as far as there are any."""
+        """Return the budgets of a day in `day_zone`: of all owners, and of these owners and teams, if they exist."""
         return await budgets_of_day(self._context, day, owners, teams)
 
     async def bills(self, run_id: str) -> list[HostedBill]:
-        """Return the calls of a run whose bill is unknown and whose hold stays taken, oldest first."""
+        """Return the calls of a run with an unknown bill, which keep their holds, oldest first."""
         return await self._bills.unresolved(run_id)
 
     async def resolve_bill(
@@ -388,8 +388,8 @@ class RunHost:
     ) -> RunRecord:
         """Resolve an unresolved bill of an ended run at what the call really cost, which may be more than its hold.
 
-        `by` is the person who knows; it is stored in the event `bill.resolved`. Raises BillNotFound, and Conflict if
-        the run has not ended or the bill was resolved already.
+        `by` is the person who resolves it, and is stored in the event `bill.resolved`. Raises BillNotFound, and
+        Conflict if the run has not ended or the bill was resolved already.
         """
         checks.integer("tokens_in", tokens_in)
         checks.integer("tokens_out", tokens_out)
@@ -397,7 +397,7 @@ class RunHost:
         return await self._bills.resolve(run_id, checks.text("call_id", call_id), actual, check_person(by))
 
     async def release_bill(self, run_id: str, call_id: str, *, by: str) -> RunRecord:
-        """Release an unresolved bill of an ended run, whose call cost nothing; as `resolve_bill`."""
+        """Release an unresolved bill of an ended run, whose call cost nothing; raises the errors of `resolve_bill`."""
         return await self._bills.resolve(run_id, checks.text("call_id", call_id), None, check_person(by))
 
     async def fork(
@@ -416,7 +416,7 @@ class RunHost:
         return self._reading.events(run_id, after)
 
     def run_logs(self) -> RunLogs:
-        """Return what one follower of a run reads: from memory while this host works on it, else from the stores."""
+        """Return a reader for one follower of a run: from memory while this host works on it, else from the stores."""
         return self._reading.logs()
 
     async def wait(self, run_id: str) -> RunRecord:

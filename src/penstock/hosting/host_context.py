@@ -45,7 +45,7 @@ class RunHandler(Protocol):
     """Callbacks for the runs of one kind, which is `origin["kind"]` of a run."""
 
     async def on_start(self, run: RunRecord) -> Prepared:
-        """Return what the run starts with; called again for each worker that continues the run."""
+        """Return the input and services that the run starts with; called again for each worker that continues it."""
 
     async def on_resume(self, run: RunRecord) -> None:
         """Check an ended run that is to be resumed, forked or replayed; raise Conflict if it cannot start."""
@@ -108,7 +108,7 @@ class HostContext:
     batches: EventBatches = field(init=False)
     """Writes the events of all runs."""
     blocks: Blocks = field(init=False)
-    """What this host has set aside of the daily budgets."""
+    """The blocks of the daily budgets that this host has reserved."""
 
     def __post_init__(self) -> None:
         self.batches = EventBatches(self.stores.transaction)
@@ -142,7 +142,7 @@ class HostContext:
         return self.handlers.get(str(run.origin.get("kind", "run")))
 
     async def guard(self, turn: Callable[[], Awaitable[None]]) -> None:
-        """Await one turn of a periodic task; a failure is counted and ends nothing."""
+        """Await one turn of a periodic task; a failure is counted, and does not end the task."""
         try:
             await turn()
         except (StoreUnavailable, LedgerUnavailable):
@@ -168,7 +168,7 @@ class HostContext:
             self._log_left(left)
 
     def _log_left(self, left: RunRecord) -> None:
-        """Log that a run has ended or is parked: what it was and used, nothing of what it was given or wrote."""
+        """Log that a run has ended or is parked, with its identity and usage but none of its input or output."""
         until_ms = left.ended_ms or self.now_ms()
         about = {
             "run_id": left.id,
@@ -189,7 +189,7 @@ class HostContext:
         logs.record(logs.RUNS, "run", about)
 
     async def prepare(self, run: RunRecord) -> Prepared:
-        """Return what the run starts with; for a fork or a replay, what the original run started with."""
+        """Return the input and services that the run starts with; for a fork or a replay, those of the original run."""
         run = _as_taken_up(run)
         handler = self.handler_of(run)
         return Prepared(run.input) if handler is None else await handler.on_start(run)
@@ -212,7 +212,7 @@ def _as_taken_up(run: RunRecord) -> RunRecord:
 
 
 def with_trace(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the origin of a new run with the current span, or with what the headers of the request name instead."""
+    """Return the origin of a new run with the current span, or else with the trace in the headers of the request."""
     tracing = sys.modules.get("opentelemetry.trace")  # until a program imports it, no span is current
     span = None if tracing is None else tracing.get_current_span().get_span_context()
     if span is not None and span.is_valid:

@@ -88,7 +88,7 @@ MAX_CRASHES = 10
 """Maximum number of workers lost in a row on one run; a run that kills its process must not kill every worker."""
 
 REQUEUED = ("run.queued", "run.granted")
-"""Events of a run that is resumed on request, and of a new one."""
+"""Types of the events that queue a run: a new one, or one that is resumed on request."""
 PARKED = "the host is closing"
 TAKEN_OVER = "another worker has taken this run over"
 
@@ -149,7 +149,7 @@ class HostedRun:
         self._payloads: PayloadRecorder | None = None
         """Payloads of calls that are stored with the next events; None if the operator records none."""
         self._spending = SpendingTally()
-        """What the calls under this claim used; at the end also those under earlier claims."""
+        """Usage of the calls under this claim; at the end also of those under earlier claims."""
         self._has_questions = False
         self._lost_before = 0
         """Number of workers lost in a row on this run."""
@@ -169,7 +169,7 @@ class HostedRun:
         self._halted_at: str | None = None
         """The first node ended by a stop; the graph ends with it."""
         self._handler_error: Exception | None = None
-        """What the run's handler raised in the transaction that ends the run."""
+        """The error that the run's handler raised in the transaction that ends the run."""
         self._unreadable: StoreCorrupt | None = None
         """Why the run's earlier events cannot be read; the run fails with it."""
         self._paid: Mapping[str, int] = {}
@@ -243,7 +243,7 @@ class HostedRun:
         run = self.run
         try:
             tail = await self._stored_events()
-        except StoreCorrupt as error:  # what was done before is not known: the run ends, behind the events it has
+        except StoreCorrupt as error:  # the earlier progress is unknown: the run ends, after the events it has
             self._unreadable = error
             self.log = self._new_log(await retry_unavailable(lambda: self._context.stores.events.last_seq(run.id)))
             return await self._worked_with(self.log)
@@ -300,7 +300,7 @@ class HostedRun:
         return await retry_unavailable(lambda: events.read(run.id, max(0, seq - TAIL), TAIL))
 
     async def _count_earlier_claims(self, last_seq: int) -> None:
-        """Add what the calls under earlier claims used; unreadable events leave it with the run as a whole."""
+        """Add the usage of calls under earlier claims; usage in unreadable events stays with the run as a whole."""
         events, seq = self._context.stores.events, 0
         try:
             while seq < last_seq:
@@ -574,13 +574,14 @@ class HostedRun:
         return self.run._replace(status=outcome.status, **outcome.changes)
 
     async def _call_handler(self, handler: RunHandler, outcome: Outcome, stores: TransactionStores) -> None:
-        """Let the handler store its data, and remember what it raises.
+        """Let the handler store its data, and remember the error that it raises.
 
-        It is raised unchanged: the database translates or retries its own errors, and then `_end` gets another one.
+        The error is raised unchanged: the database translates or retries its own errors, and then `_end` gets another
+        one.
         """
         try:
             await handler.on_end(self._as_left(outcome), stores)
-        except Conflict as error:  # raised as it is, it would mean that another worker has written events
+        except Conflict as error:  # unchanged, it would mean that another worker has written events
             self._handler_error = _HandlerFailed(str(error))
             raise self._handler_error from error
         except Exception as error:
@@ -668,7 +669,7 @@ class HostedRun:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the run only waits for answers, and its events say so."""
+        """Whether the run only waits for answers, and its last event reports that."""
         return self.log is not None and self.log.seq == self._idle_seq and bool(self.asks) and self.decided is None
 
     def notice_idle(self) -> None:
@@ -746,7 +747,7 @@ def approval_data(approval: ApprovalRecord) -> dict[str, Any]:
         "run_id": approval.run_id,
         "node_id": approval.node_id,
         "question": approval.question,
-        # The client's program gets its calls from the event, as they are; any other value is for people to read.
+        # The client's program reads its calls from the event, so they are complete; any other value is for display.
         "value": approval.value if is_for_client else truncate(approval.value),
         "state": approval.state,
         "asked_ms": approval.asked_ms,

@@ -1,7 +1,7 @@
 """The limits of a hosted run, as written by clients and as stored, and the settings of a host.
 
-None is no limit of its own, 0 allows nothing. Stored as JSON without the fields that are None; money is a decimal
-string, so that databases and other languages do not change a ceiling.
+A field that is None sets no limit, and 0 allows nothing. Limits are stored as JSON without the fields that are None.
+Money is a decimal string, so that databases and other languages do not change a ceiling.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.tracing.payloads import (
 )
 
 MAX_COUNT = (1 << 53) - 1
-"""Largest count that every language reads from JSON as the same number."""
+"""Largest count that every JSON reader represents exactly."""
 
 MAX_TIMEOUT_S = 1e9
 
@@ -193,7 +193,7 @@ class HostSettings:
     max_queued_per_owner: int = 100
     """Maximum number of queued runs of one owner."""
     max_abandoned_threads: int = MAX_ABANDONED
-    """Maximum number of sync functions of the process that still run although they were cancelled or timed out; at the
+    """Maximum number of sync functions of the process that still run after they were cancelled or timed out. At the
     limit, no further sync function is started, and its call fails with TooManyAbandoned."""
     lease_s: float = 15
     """Other hosts take over the runs of a host that has not renewed its leases for this long."""
@@ -208,12 +208,13 @@ class HostSettings:
     daily_usd: Usd | None = None
     """Budget of all owners together for a day."""
     day_blocks: bool = False
-    """Whether a host sets parts of the daily budgets aside for its runs, so that calls of all hosts do not contend for
-    the same rows; for many workers on PostgreSQL."""
+    """Whether a host reserves blocks of the daily budgets for its runs, so that the calls of all hosts do not contend
+    for the same rows; useful with many workers on PostgreSQL."""
     day_zone: str = "UTC"
-    """Time zone whose days daily budgets have, such as `Europe/Berlin`; the same for all hosts and gateways."""
+    """Time zone of the days of daily budgets, such as `Europe/Berlin`; the same for all hosts and gateways."""
     max_wait_s: float = 30
-    """How long a call waits for what other calls hold, of its run, its owner or the day; 0 refuses it at once."""
+    """How long a call waits for amounts that other calls hold in the budget of its run, its owner or the day; 0 refuses
+    it immediately."""
     drain_s: float = 10
     """How long runs may take to end when the host closes, before they are parked."""
     park_waiting_s: float = 60
@@ -221,8 +222,8 @@ class HostSettings:
     keep_days: float = 30
     """How long runs are kept after their end."""
     record_payloads: RecordPayloads = "off"
-    """Whether the requests and responses of model and tool calls are stored: `off`, `redacted` (without what looks like
-    a secret) or `full`."""
+    """Whether the requests and responses of model and tool calls are stored: `off`, `redacted` (without apparent
+    secrets) or `full`."""
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     """Maximum size of one stored request or response, as JSON; a larger one is truncated."""
     max_run_payload_bytes: int = 16 * 1_024 * 1_024
@@ -245,7 +246,7 @@ class HostSettings:
 
 
 def zone_named(name: str, field: str = "day_zone") -> tzinfo:
-    """Return a time zone by its name; raise InvalidValue if there is none. UTC needs no table of zones."""
+    """Return a time zone by its name; raise InvalidValue if there is none. UTC needs no time zone database."""
     checks.text(field, name)
     try:
         return UTC if name == "UTC" else _zone(name)
@@ -255,7 +256,7 @@ def zone_named(name: str, field: str = "day_zone") -> tzinfo:
 
 @lru_cache(maxsize=64)
 def _zone(name: str) -> tzinfo:
-    """Read a time zone once: later, event loops use it."""
+    """Read a time zone from disk once; event loops then get it from the cache."""
     return ZoneInfo(name)
 
 

@@ -1,8 +1,8 @@
-"""Payloads of a hosted run: what its model and tool calls were given and returned, on the way from trace to store.
+"""Payloads of a hosted run: the requests and responses of model and tool calls, on the way from trace to store.
 
-The trace has them already bounded and, if the operator wants that, redacted (`penstock.tracing.payloads`). A recorder
-takes them from ended calls, and they are stored in the transaction of the events that they belong to. What exceeds the
-size of the run is replaced by a mark, so that a reader sees that something was left out.
+In the trace they are already bounded and, if the operator wants that, redacted (`penstock.tracing.payloads`). A
+recorder takes them from ended calls, and they are stored in the transaction of the events that they belong to. Payloads
+beyond the maximum size of the run are replaced by a mark, so that readers see the omission.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PayloadRecorder:
             self.waiting.append(self._record(call.node_id, payload))
 
     def stored(self, payloads: Sequence[PayloadRecord]) -> None:
-        """Drop what was stored: the oldest of those that wait."""
+        """Drop the stored payloads, which are the oldest waiting ones."""
         del self.waiting[: len(payloads)]
 
     def _record(self, call_id: str, payload: Payload) -> PayloadRecord:
@@ -55,7 +55,7 @@ class PayloadRecorder:
 
 
 def is_truncated(part: Any) -> bool:
-    """Whether something of a recorded request or response was left out."""
-    if isinstance(part, list):  # of messages that do not all fit, the first place says how many are missing
+    """Whether a recorded request or response is truncated."""
+    if isinstance(part, list):  # if messages do not all fit, the first item has the number of missing ones
         return any(isinstance(item, dict) and item.get("truncated") is True for item in part)
     return isinstance(part, dict) and part.get("truncated") is True and "original_bytes" in part

@@ -1,7 +1,7 @@
 """The data of one person: the port of the store that finds, renames and forgets it.
 
 A person is a name: the owner of runs, chats and memories, and the actor of the audit log. Runs and chats are removed by
-their own stores; this one knows every other place where a name stands.
+their own stores; this store covers every other place where a name is stored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 OWNED = ("runs.owner", "chats.owner", "attachments.owner", "memories.owner")
-"""Where a name means data of that person, which is removed."""
+"""Places where the name marks data as that person's; the data is removed."""
 NAMED = (
     "tokens.name",
     "tokens.created_by",
@@ -22,14 +22,14 @@ NAMED = (
     "audit.actor",
     "audit.owner",
 )
-"""Where a name only says who it was, which is replaced."""
+"""Places where the name only identifies the person; the name is replaced."""
 
 
 class PersonStore(Protocol):
     """Finds and forgets a person in all tables."""
 
     async def places(self, name: str) -> Mapping[str, int]:
-        """Return how many rows have the name, by place: those of `OWNED` and `NAMED` that have any."""
+        """Return the number of rows with the name, by place of `OWNED` and `NAMED`; places without any are left out."""
 
     async def attachments(self, name: str) -> Sequence[str]:
         """Return the ids of the person's attachments, in the order of ids."""

@@ -70,7 +70,7 @@ USAGE = ("cost_nanos", "tokens_in", "tokens_out", "unresolved_nanos", "unknown_c
 
 
 USUAL_PRIORITY, LOWEST_PRIORITY = 3, 5
-"""Priority of a run that is submitted without one, and of runs that others go before; 1 is the highest."""
+"""The default priority of a run, and the lowest one; 1 is the highest."""
 
 
 class RunRecord(NamedTuple):
@@ -128,7 +128,8 @@ class RunRecord(NamedTuple):
 
     @property
     def chat_id(self) -> Any:
-        """The chat the run answers in, or that of the run it was forked from, which it only reads; None for none."""
+        """The chat that the run answers in; for a fork or a replay, the chat of its original run, which it only reads.
+        None if there is none."""
         return self.origin.get("chat_id") or (self.origin.get("of") or NO_DATA).get("chat_id")
 
 
@@ -203,11 +204,11 @@ class ApprovalRecord:
     answered_ms: int | None = None
     answered_by: str | None = None
     expects: Any = None
-    """What an edited value may be, as in `ApprovalRequest.expects`; None if anything."""
+    """Requirements for an edited value, as in `ApprovalRequest.expects`; None allows any value."""
 
 
 class PayloadRecord(NamedTuple):
-    """What one call of a run was given and what it returned, as bounded JSON data; stored apart from events."""
+    """The request and the response of one call of a run, as bounded JSON data; stored apart from events."""
 
     run_id: str
     call_id: str
@@ -221,12 +222,12 @@ class PayloadRecord(NamedTuple):
 
 
 class CostShare(NamedTuple):
-    """What the calls of one node to one model used in a run; all shares of a run add up to its usage."""
+    """The usage of one node's calls to one model in a run; all shares of a run add up to its usage."""
 
     node: str = ""
-    """The node of the graph; empty for what is known of the run as a whole only."""
+    """The node of the graph; empty for usage that is known only of the run as a whole."""
     model: str = ""
-    """The model, as in the events of calls; empty for tools, and for what is known of the run as a whole only."""
+    """The model, as in the events of calls; empty for tools, and for usage that is known only of the run as a whole."""
     calls: int = 0
     """Number of model calls."""
     cost_nanos: int = 0
@@ -240,7 +241,7 @@ FIGURES = CostShare._fields[2:]
 """The fields of a share that add up."""
 
 SpendingKey = Literal["day", "owner", "graph_id", "node", "model"]
-"""What spending can be summed by; `day` is the number of days since 1970, in UTC."""
+"""Keys by which spending can be summed; `day` is the number of days since 1970, in UTC."""
 
 
 class SpendingSum(NamedTuple):
@@ -261,7 +262,7 @@ class SpendingSum(NamedTuple):
 
 
 class SpendingFilter(NamedTuple):
-    """Which spending to sum; None leaves a condition out."""
+    """Conditions on the spending to sum; None leaves one out."""
 
     since_day: int | None = None
     """Submitted on this day or later; days since 1970, in UTC."""
@@ -337,25 +338,25 @@ class RunIdConflict(RunIdTaken):
 
 
 BillState = Literal["unresolved", "unknown"]
-"""`unresolved` holds money until a person resolves it; `unknown` is a cost that is in no sum."""
+"""`unresolved` holds money until a person resolves it; `unknown` is a cost that no sum includes."""
 RunOrder = Literal["created", "cost"]
-"""What a list of runs is sorted by, in descending order; runs of the same rank by age."""
+"""Sort key of a list of runs, in descending order; runs of equal rank are sorted by age."""
 
 
 class RunFilter(NamedTuple):
     """Further conditions on a list of runs; None leaves one out."""
 
     since_ms: int | None = None
-    """Submitted then or later."""
+    """Submitted at this time or later."""
     until_ms: int | None = None
-    """Submitted before that."""
+    """Submitted before this time."""
     stop_reason: str | None = None
     min_cost_nanos: int | None = None
-    """Recorded cost; that of a run in progress is recorded when it ends."""
+    """Lowest recorded cost; the cost of a run in progress is recorded when it ends."""
     text: str | None = None
     """Part of the id of the run or of its graph, in upper or lower case."""
     bills: BillState | None = None
-    """With holds for unresolved bills, or with calls of unknown cost."""
+    """Runs with holds for unresolved bills, or with calls of unknown cost."""
     origin: str | None = None
     """How the run began: the `kind` of its origin, such as `fork`."""
 
@@ -436,9 +437,10 @@ class RunStore(Protocol):
         """Return the random id of this database, which a copy or a restored backup of it shares."""
 
     async def fail_unreadable(self, run_id: str, error: StoreCorrupt, *, now_ms: int, epoch: int | None = None) -> None:
-        """Make a run `failed` because a row of it cannot be read; nothing if it has ended, or is claimed elsewhere.
+        """Make a run `failed` because one of its rows cannot be read.
 
-        Without an `epoch`, any claim is elsewhere.
+        Does nothing if the run has ended, or is claimed under another epoch than `epoch`. Without an `epoch`, it leaves
+        every claimed run as it is.
         """
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
@@ -556,7 +558,7 @@ class ApprovalStore(Protocol):
     async def ask(self, approval: ApprovalRecord, *, epoch: int = 0) -> ApprovalRecord:
         """Store an approval request; an existing one of the run with the same key is returned as it is.
 
-        A withdrawn one waits again. Fenced unless `epoch` is the newest claim of the run; 0 where runs are not claimed.
+        A withdrawn one waits again. Fenced unless `epoch` is the newest claim of the run; 0 if runs are not claimed.
         """
 
     async def get(self, approval_id: str) -> ApprovalRecord | None:
@@ -607,7 +609,7 @@ class PayloadStore(Protocol):
 
 
 class SpendingStore(Protocol):
-    """What runs used, by day, owner, graph, node and model. It outlives the runs: those removed are summed up.
+    """The usage of runs by day, owner, graph, node and model. It outlives the runs: removed runs are kept as sums.
 
     A run counts on the day on which it was submitted, as in the daily budgets.
     """
@@ -615,10 +617,11 @@ class SpendingStore(Protocol):
     async def record(self, run: RunRecord, shares: Sequence[CostShare], *, is_first: bool = False) -> None:
         """Replace the shares of a run, in the transaction that stores its usage.
 
-        `is_first` says that only this call, whose outcome was unknown, can have recorded shares of the run before.
+        With `is_first`, only an earlier attempt of this call, whose outcome was unknown, can have recorded shares of
+        the run before.
 
-        What is missing to the usage of the run is stored as a share without node and model. Shares that exceed it, or
-        are more than `MAX_SHARES`, are replaced by one such share.
+        Usage of the run that the shares do not cover is stored as a share without node and model. Shares that exceed
+        the usage, or are more than `MAX_SHARES`, are replaced by one such share.
         """
 
     async def of(self, run_id: str) -> Sequence[CostShare]:
@@ -629,7 +632,7 @@ class SpendingStore(Protocol):
     ) -> Sequence[SpendingSum]:
         """Return sums for each group, ordered by the keys in `by`; one sum without keys, or none if nothing matches.
 
-        `by` has different keys.
+        The keys in `by` must be distinct.
         """
 
 

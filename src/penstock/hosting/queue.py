@@ -5,8 +5,8 @@ admit runs at the same moment may exceed the queue limit by the runs that each o
 
 Each host claims the runs it has room for, under a lease that it renews; when a host dies, its leases expire and other
 hosts claim its runs. A host with room claims a submitted run in the transaction that adds it. One task claims the
-others: when a run is submitted here, when a place gets free, and at each tick. The runs that a host works on each have
-a task, whether the claim loop brought them or another engine.
+others: when a run is submitted here, when a slot becomes free, and at each tick. Each run that a host works on has a
+task, whether the claim loop or another engine brought it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class ActiveRuns:
         self._context = context
         self.by_id: dict[str, HostedRun] = {}
         self.tasks: dict[HostedRun, asyncio.Task[RunRecord | None]] = {}
-        """Ends with the record the run was left with; None if another worker has taken it over, or it failed here."""
+        """The task of each run. It returns the record the run was left with; None if another worker has taken the run
+        over, or it failed here."""
         self.on_left: Callable[[], None] | None = None
-        """Called when a run has left the host, and its place is free."""
+        """Called when a run has left the host, and its slot is free."""
         self.on_took: Callable[[float], None] | None = None
         """Called with the duration of the work on each run, in seconds."""
 
@@ -89,7 +90,7 @@ class ActiveRuns:
         return None
 
     async def _fail_unreadable(self, run: RunRecord, error: InvalidValue | StoreCorrupt) -> None:
-        """Fail a run that cannot even be ended as usual: its row holds what cannot be read, or not be written back."""
+        """Fail a run that cannot be ended as usual, because its row has a value that cannot be read or written back."""
         corrupt = error if isinstance(error, StoreCorrupt) else StoreCorrupt("runs", run.id, str(error))
         logger.error("run %s cannot be finished: %s", run.id, corrupt)
         runs, now_ms = self._context.stores.runs, self._context.now_ms()
@@ -261,7 +262,7 @@ class ClaimLoop:
             await asyncio.wait((self.task,))
 
     async def close(self) -> None:
-        """Let the next start begin anew."""
+        """Forget the task, so that the loop can be started again."""
         self.task = None
 
     async def dispatch(self, run: RunRecord) -> None:
@@ -272,7 +273,7 @@ class ClaimLoop:
         """Do nothing: the host of the run looks for answers and cancel requests at each tick."""
 
     async def health(self) -> EngineHealth:
-        """Return that it works: it has no part that could be away."""
+        """Return that the engine works: it has no part that could be unreachable."""
         return EngineHealth(is_ok=True, found="embedded")
 
     def wake(self) -> None:

@@ -30,17 +30,17 @@ RESTING = ENDED | PARKED
 
 
 class RunLogs:
-    """Runs and events as one follower reads them: from memory while this host works on a run, else from the stores.
+    """Runs and events for one follower, from memory while this host works on a run, else from the stores.
 
-    For followers that are done when a run has ended: they do not see that it is resumed afterwards. What is in memory
-    was stored before.
+    For followers that stop when a run has ended: they do not see a later resume. Everything in memory is already
+    stored.
     """
 
     def __init__(self, context: HostContext, active: Mapping[str, HostedRun]) -> None:
         self._stores = context.stores
         self._active = active
         self._hosted: HostedRun | None = None
-        """The run of the last look, also after it has left this host."""
+        """The run that was read last, also after it has left this host."""
 
     @property
     def runs(self) -> RunLogs:
@@ -53,7 +53,7 @@ class RunLogs:
         return self
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """Return a run; for one that this host works on, only its status is up to date."""
+        """Return a run; if this host works on it, only its status is up to date."""
         hosted = self._here(run_id)
         if hosted is None:
             return await self._stores.runs.get(run_id)
@@ -61,7 +61,7 @@ class RunLogs:
         return hosted.run if ended is None else hosted.run._replace(status=ended)
 
     async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
-        """Return at most `limit` events after that one."""
+        """Return at most `limit` events after `after_seq`."""
         hosted = self._here(run_id)
         recent = None if hosted is None or hosted.log is None else hosted.log.after(after_seq, limit)
         return await self._stores.events.read(run_id, after_seq, limit) if recent is None else recent
@@ -74,7 +74,7 @@ class RunLogs:
         return hosted.log.written
 
     async def wait(self, run_id: str, after_seq: int, timeout_s: float) -> bool:
-        """Wait until there is an event after that one, and return whether there is."""
+        """Wait until an event after `after_seq` exists; return False if the timeout expires or the run ends before."""
         hosted = self._here(run_id)
         if hosted is None or hosted.log is None:
             return await self._stores.events.wait(run_id, after_seq, timeout_s)
@@ -87,7 +87,7 @@ class RunLogs:
         return log.written > after_seq
 
     def _here(self, run_id: str) -> HostedRun | None:
-        """Return the run if what this host has in memory is all there is of its events."""
+        """Return the run if its events in the memory of this host are up to date; None otherwise."""
         hosted = self._active.get(run_id)
         if hosted is None and self._hosted is not None and self._hosted.run.id == run_id:
             hosted = self._hosted
@@ -116,7 +116,7 @@ class Reading:
         self.is_closed, self.is_working = True, False
 
     def logs(self) -> RunLogs:
-        """Return what one follower of a run reads."""
+        """Return a reader for one follower of a run."""
         return RunLogs(self._context, self._active)
 
     async def events(self, run_id: str, after: int) -> AsyncGenerator[HostedEvent, None]:

@@ -46,7 +46,8 @@ PAGE = 500
 MAX_PAGES = 20
 """Maximum number of pages of payloads or audit entries removed at once."""
 RUNS_PAGE, MAX_RUN_PAGES = 1_000, 50
-"""Number of runs removed in one transaction, and of transactions each minute: more than 800 runs a second may end."""
+"""Number of runs removed in one transaction, and maximum number of such transactions each minute: together they keep up
+with more than 800 ended runs a second."""
 PORTION = 50
 """Number of accounts removed at once, after a check that their runs no longer exist."""
 
@@ -68,12 +69,12 @@ async def remove_ended(context: HostContext) -> None:
 
 
 async def remove_payloads(context: HostContext) -> None:
-    """Remove the recorded payloads that are older than their own retention time; of very many, the rest later."""
+    """Remove recorded payloads older than their own retention time; a later call removes those beyond `MAX_PAGES`."""
     await _remove_before(context, context.settings.keep_payload_days, context.stores.payloads)
 
 
 async def remove_audit(context: HostContext) -> None:
-    """Remove the entries of the audit log that are older than their retention time; of very many, the rest later."""
+    """Remove audit entries older than their retention time; a later call removes those beyond `MAX_PAGES`."""
     await _remove_before(context, context.settings.keep_audit_days, context.stores.audit)
 
 
@@ -101,7 +102,7 @@ async def sweep_accounts(context: HostContext) -> None:
     if days:
         wanted = await _wanted_days(context)
         for block in days:
-            if is_block(block):  # no worker has come by to end it
+            if is_block(block):  # no worker has ended it
                 await retry_unavailable(partial(end_block, context.ledger, block), INTERACTIVE_ATTEMPTS)
         for prefix in (BLOCKS, OWNERS, TEAMS, ALL):  # parents after their children
             await forget_accounts(context, [name for name in days if name.startswith(prefix) and name not in wanted])
@@ -132,7 +133,7 @@ async def _exists(context: HostContext, run_id: str) -> bool:
 
 
 async def _wanted_days(context: HostContext) -> set[str]:
-    """Return the daily accounts that runs which have not ended may still open."""
+    """Return the daily accounts that unfinished runs may still open."""
     wanted: set[str] = set()
     before: str | None = None
     while page := await context.stores.runs.list(statuses=QUEUED | PARKED | CLAIMED, before=before, limit=PAGE):

@@ -1,4 +1,4 @@
-"""How two runs differ: what they were given, how each of their nodes ended, and what came of them.
+"""The differences between two runs: their inputs, the ends of their nodes, and their results.
 
 Pure: reads records and events as JSON data.
 """
@@ -10,13 +10,13 @@ from typing import Any
 
 NODE_ENDS = frozenset({"node.completed", "node.error", "node.cancelled", "node.skipped"})
 HIDDEN = frozenset({"node_id", "node_type", "replayed"})
-"""Facts that make no difference: a replayed result is the same result."""
+"""Fields of events that are not compared: a replayed result is the same result."""
 DID_NOT_RUN = "did not run"
 COMPARED = ("graph_id", "graph_version", "input", "limits", "status", "stop_reason", "error", "cost_usd", "output")
 """Fields of a run that are compared."""
 
 Difference = tuple[str, Any, Any]
-"""What differs, and its value in each of the runs."""
+"""The name of the field or node that differs, and its value in each of the runs."""
 
 
 def node_ends(events: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

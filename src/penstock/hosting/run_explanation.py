@@ -1,6 +1,6 @@
-"""The call tree of a hosted run as text, like `explain()` of a run in the process: what ran under what, and its end.
+"""The call tree of a hosted run as text, like `explain()` of a run in the process: the nested calls, and their ends.
 
-Pure: reads columns of calls. Texts come from anywhere, so each line is plain and without what looks like a secret.
+Pure: reads columns of calls. Texts come from anywhere, so each line is plain text without apparent secrets.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def explain_columns(tree: CallColumns, max_lines: int = MAX_LINES) -> tuple[str,
 
 
 def _sums(tree: CallColumns) -> tuple[list[int], list[int]]:
-    """Return the cost of each call with all below it, and the number of calls of unknown cost in it."""
+    """Return the cost of each call with its descendants, and the number of calls of unknown cost among them."""
     parents, flags = tree.columns["parent"], tree.columns["flags"]
-    # What the journal has was paid for by an earlier attempt.
+    # Results from the journal were paid for by an earlier attempt.
     costs = [0 if flag & REPLAYED else cost for cost, flag in zip(tree.columns["cost_nanos"], flags, strict=True)]
     unknown = [int(bool(flag & COST_UNKNOWN) and not flag & REPLAYED) for flag in flags]
     for row in range(len(tree) - 1, -1, -1):  # a call comes after the one that made it

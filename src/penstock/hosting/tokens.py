@@ -1,8 +1,8 @@
 """Access tokens in the database: the record, its secret, and the port of the store.
 
-A secret is shown once, when the token is created. The database has a random salt and the SHA-256 of salt and secret, so
-that a copy of the database grants no access and two databases cannot be compared. A secret contains the id of its
-token: looking one up reads one row by its key. Knows nothing of HTTP, nor of the tokens in a server's environment.
+A secret is shown once, when the token is created. The database stores a random salt and the SHA-256 of salt and secret:
+a copy of the database grants no access, and two databases cannot be compared. A secret contains the id of its token, so
+a lookup reads one row by its key. Knows nothing of HTTP, nor of the tokens in a server's environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECRET = re.compile(rb"pen_(?P<id>[0-9a-f]{12})_[A-Za-z0-9_-]{20,200}")
 ID_BYTES = 6
 SECRET_BYTES = 32
 USE_INTERVAL_MS = 3_600_000
-"""How often the last use of a token is written at most."""
+"""Shortest interval between two writes of a token's last use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TokenRecord:
     models: Sequence[str] | None = None
     """Models that a gateway key may call; None for all."""
     team: str = ""
-    """Team whose daily budget a gateway key spends from as well; empty for none."""
+    """Team of a gateway key, which also spends from the team's daily budget; empty for none."""
 
     def is_active(self, now_ms: int) -> bool:
         """Whether the token is neither revoked nor expired."""
@@ -70,16 +70,16 @@ class TokenRecord:
 
     @property
     def is_admin(self) -> bool:
-        """Whether the token lets its user do everything."""
+        """Whether the token gives its user the rights of an admin."""
         return self.kind == "user" and self.role == "admin"
 
     def matches(self, secret: bytes) -> bool:
-        """Whether this is the token of that secret."""
+        """Whether the secret is that of this token."""
         return hmac.compare_digest(self.digest, digest_of(self.salt, secret))
 
 
 class TokenNotFound(Conflict):
-    """There is no token of that id."""
+    """No token has this id."""
 
     def __init__(self, token_id: str) -> None:
         self.token_id = token_id
@@ -122,10 +122,10 @@ class LastAdmin(Conflict):
 
 
 class TokenStore(Protocol):
-    """Tokens by id; none is ever removed, so that its id always identifies what it did."""
+    """Tokens by id. Tokens are never removed, so that an id always identifies the token that was used."""
 
     async def add(self, token: TokenRecord, *, is_only: bool = False) -> TokenRecord:
-        """Store a new token; the same one again changes nothing, another one of the same id is Conflict.
+        """Store a new token; idempotent for the same token, Conflict for a different one with the same id.
 
         With `is_only`, NameTaken if another user's token of that name is active at `created_ms`.
         """
@@ -148,7 +148,7 @@ class TokenStore(Protocol):
         """Record a use, unless one was recorded in the hour before; nothing if the id is unknown."""
 
     async def has_admin(self) -> bool:
-        """Whether there is a user's token of the role admin, valid or not."""
+        """Whether there is a user token with the role admin, active or not."""
 
 
 def new_secret(random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> tuple[str, str, str, str]:
@@ -165,6 +165,6 @@ def digest_of(salt: str, secret: bytes) -> str:
 
 
 def id_in(secret: bytes) -> str | None:
-    """Return the id of the token that a secret names; None if it cannot be a secret of the database."""
+    """Return the token id that a secret contains; None if it does not have the form of the database's secrets."""
     found = SECRET.fullmatch(secret)
     return None if found is None else found["id"].decode()

@@ -1,7 +1,7 @@
 """The trace that a run is part of, in the form of W3C Trace Context: `traceparent` and `tracestate`.
 
-A run is submitted in one process and executed in another one, perhaps days later and several times. So it is stored
-with the run where it was submitted, in its origin, and is current again while the run is handed to observers. Knows
+A run is submitted in one process and executed in another one, perhaps days later and several times. So the trace is
+stored in the origin of the run when it is submitted, and is current again while the run is passed to observers. Knows
 no tracer.
 """
 
@@ -14,13 +14,13 @@ from contextvars import ContextVar
 from typing import Any
 
 ABOUT, TRACE = "about", "trace"
-"""Where it is in the origin of a run: among what is not compared when a run is submitted again."""
+"""Keys of the trace in the origin of a run; `about` is not compared when a run is submitted again."""
 PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,200})?")
 STATE = re.compile(r"[ -~]{1,512}")
 NONE: Mapping[str, str] = {}
 
 current: ContextVar[Mapping[str, str]] = ContextVar("penstock_trace_context", default=NONE)
-"""The headers of the request that is being served, or of the run that is handed to observers."""
+"""The headers of the request that is being served, or of the run that is passed to observers."""
 
 
 def parse(traceparent: str, tracestate: str = "") -> Mapping[str, str]:
@@ -38,7 +38,7 @@ def headers_of(span: Any) -> Mapping[str, str]:
 
 
 def stored(origin: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the origin of a new run with the trace that it is part of."""
+    """Return the origin of a new run with these headers as its trace."""
     return {**origin, ABOUT: {**(origin.get(ABOUT) or {}), TRACE: dict(headers)}}
 
 

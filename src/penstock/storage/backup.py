@@ -2,7 +2,7 @@
 
 A backup is one file, a zip archive with a manifest. It has the database and its ledger as they were at one instant, so
 a restored database is as it would be after a power failure at that instant: runs are resumed from their journals, and
-what their calls held is settled or left unresolved. Money that was spent after the backup is unknown to it.
+the holds of their calls are settled or left unresolved. It does not include money that was spent after the backup.
 
 SQLite: both files are locked for as long as it takes to begin a read of each, and then copied from these reads while
 writers proceed. PostgreSQL: one read of all tables (`postgres.backup`). A backup is restored to the same kind of
@@ -38,12 +38,12 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 DATABASE, LEDGER = "database.sqlite", "ledger.sqlite"
 LOCKED_S = 10.0
-"""How long a backup waits for a writer; it makes others wait for milliseconds."""
+"""How long a backup waits for a writer; writers wait only milliseconds for a backup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup contains."""
+    """The contents of a backup."""
 
     kind: str
     """sqlite or postgresql."""
@@ -53,12 +53,15 @@ class Manifest:
     made_at: str
     """UTC, ISO 8601."""
     tables: dict[str, list[str]]
-    """Columns by table, in the order of restoring; empty for SQLite, whose files are kept whole."""
+    """Columns by table, in the order of restoring; empty for SQLite, whose files are copied whole."""
     format: int = FORMAT
 
 
 def back_up(url: str, target: Path) -> Manifest:
-    """Write the database and its ledger, as of one instant, to a new file; StoreUnavailable says why it cannot."""
+    """Write the database and its ledger, as of one instant, to a new file.
+
+    Raises StoreUnavailable, with the reason, if that is impossible.
+    """
     if scheme_of(url) == "memory":
         raise InvalidValue("url", url, "sqlite:///path or postgresql://…: stores in memory end with their process")
     if target.exists():
@@ -72,7 +75,10 @@ def back_up(url: str, target: Path) -> Manifest:
 
 
 def restore(url: str, source: Path) -> Manifest:
-    """Restore a backup to a database that does not exist, or is empty; StoreUnavailable says why it cannot."""
+    """Restore a backup to a database that does not exist, or is empty.
+
+    Raises StoreUnavailable, with the reason, if that is impossible.
+    """
     kind = scheme_of(url)
     with opened_archive(source) as archive:
         manifest = read_manifest(source, archive)
@@ -106,7 +112,7 @@ def _postgres() -> Any:
 
 @contextmanager
 def new_archive(target: Path) -> Iterator[zipfile.ZipFile]:
-    """Write an archive for its owner alone; it gets its name when it is complete, and is removed if it is not."""
+    """Yield a new archive, readable by its owner alone; it gets its name when it is complete, and is removed if not."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -143,7 +149,7 @@ def write_manifest(
 
 
 def read_manifest(source: Path, archive: zipfile.ZipFile) -> Manifest:
-    """Return what the backup contains; StoreUnavailable if it is no backup, or of a later format."""
+    """Return the contents of the backup; StoreUnavailable if the file is not a backup, or has a later format."""
     try:
         found = json.loads(archive.read(MANIFEST))
         if found["format"] != FORMAT:
@@ -175,7 +181,7 @@ def _back_up_sqlite(path: Path, target: Path) -> Manifest:
 
 @contextmanager
 def _folder_in(parent: Path, prefix: str) -> Iterator[Path]:
-    """A folder beside the result, so that what is written there gets its name without being copied again."""
+    """Yield a folder beside the result, from where a file can be moved to its name without another copy."""
     try:
         folder = tempfile.TemporaryDirectory(dir=parent, prefix=prefix)
     except OSError as error:

@@ -30,17 +30,17 @@ MIN_NUMBER = -MAX_NUMBER
 MAX_NAME = 1_000
 """Maximum length of a name in bytes: longer than any id, and two fit into a PostgreSQL index entry of 2,700 bytes."""
 MAX_SHOWN = 200
-"""Maximum length of the text that is shown in place of one that cannot be read."""
+"""Maximum length of the text shown in place of an unreadable one."""
 NO_MATCH = " " * (MAX_NAME + 1)
 """A value longer than any valid name, so a lookup of it finds nothing."""
 MAX_DEPTH = 100
 """Maximum nesting depth of values: low enough to decode any stored value, however much of the stack is in use."""
 
 SOURCE_MARK = " "
-"""The first character of a column that keeps an object as it was written; other encodings begin with `{`."""
+"""The first character of a column with an object in its original spelling; other encodings begin with `{`."""
 
 UNREADABLE = "(unreadable: "
-"""Start of the text that is shown in place of one that cannot be read."""
+"""Start of the text shown in place of an unreadable one."""
 UNDECODABLE = "\ufffd"
 """Stands for bytes that are not UTF-8; nothing encoded here contains it, because JSON is stored in ASCII."""
 TOO_DEEP = f"more than {MAX_DEPTH} levels"
@@ -79,7 +79,7 @@ def optional_number(field: str, value: object) -> int | None:
 
 
 def numbers(record: object, *fields: str) -> list[int]:
-    """Return the values of these fields of a record; raise InvalidValue if one is no `number`."""
+    """Return the values of these fields of a record; raise InvalidValue if one is not a valid `number`."""
     values = []
     for field in fields:
         value = getattr(record, field)
@@ -131,9 +131,9 @@ def encode_object(field: str, value: object) -> str:
 
 
 def encode_source(field: str, value: object, source: str) -> str:
-    """Encode a JSON object as the text it was written in, if there is one: the object and its text in one column.
+    """Encode a JSON object as its source text, if there is one: the object and its text in one column.
 
-    A text with U+FFFD is not kept: in a column, that means bytes that could not be decoded.
+    A text with U+FFFD is not kept, because in a column that character stands for bytes that could not be decoded.
     """
     encoded = encode_object(field, value)
     if not source:
@@ -149,7 +149,7 @@ def encode_source(field: str, value: object, source: str) -> str:
 
 
 def decode_source(encoded: str) -> str:
-    """Return the text that `encode_source` was given; empty if it was given none."""
+    """Return the source text that `encode_source` stored; empty if there was none."""
     return encoded[1:] if encoded.startswith(SOURCE_MARK) else ""
 
 
@@ -213,7 +213,7 @@ def decode_one_of(table: str, key: str, known: Collection[str], encoded: str) ->
 
 
 def unreadable(error: StoreCorrupt) -> str:
-    """Return the text to show in place of one that cannot be read."""
+    """Return the text to show in place of an unreadable one."""
     return f"{UNREADABLE}{error.why})"[:MAX_SHOWN]
 
 
@@ -243,7 +243,7 @@ def _finite(text: str) -> float:
 
 
 def _encoder() -> Callable[[object, int], Iterable[str]]:
-    """Return a function for the pieces of a value's JSON; one that contains itself is refused for its infinite nesting.
+    """Return a function for the pieces of a value's JSON; a value that contains itself fails by its infinite nesting.
 
     `JSONEncoder.encode` creates a new C encoder for each value, which takes longer than encoding a small value.
     """
@@ -263,7 +263,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignor
 
 
 def _check_inside(value: object, levels: int) -> None:
-    """Check what the encoder does not: the depth, and keys that are not text (it would write the key 1 as "1")."""
+    """Check the depth and the keys, which the encoder does not check: it would write the key 1 as "1"."""
     if isinstance(value, (list, tuple)):
         if not levels:
             raise ValueError(TOO_DEEP)

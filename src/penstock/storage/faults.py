@@ -1,7 +1,7 @@
 """Rows that could not be decoded, as found while reading a database.
 
-One unreadable row must not harm the others, so most readers step over it. What they step over is noted here, for the
-operator: a bounded list, which a complete check of the tables replaces.
+One unreadable row must not harm the others, so most readers skip it. Skipped rows are noted here for the operator, in a
+bounded list that a complete check of the tables replaces.
 """
 
 from __future__ import annotations

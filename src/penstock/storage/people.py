@@ -1,7 +1,7 @@
 """Find, export and erase the data of one person.
 
-A person is a name: the owner of runs, chats and memories, and whom tokens and the audit log name. Erasing removes what
-the person owns, and replaces the name wherever it only says who it was. Money totals stay, under the pseudonym.
+A person is a name: the owner of runs, chats and memories, and a name in tokens and the audit log. Erasing removes the
+person's own data, and replaces the name wherever it only identifies the person. Money totals stay, under the pseudonym.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.storage.stores import Stores
 PAGE = 200
 UNFINISHED: tuple[RunStatus, ...] = ("queued", "running", "waiting", "parked")
 SHOWN = 5
-"""Unfinished runs that an error names."""
+"""Maximum number of unfinished runs that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What was erased of a person."""
+    """The result of erasing a person."""
 
     pseudonym: str
-    """What stands in place of the name."""
+    """The replacement of the name."""
     runs: int
     chats: int
     places: Mapping[str, int]
@@ -40,7 +40,7 @@ class Erased:
 
 
 async def export_person(stores: Stores, name: str) -> AsyncIterator[dict[str, Any]]:
-    """Yield everything that is stored of a person, as JSON data; each value is an object of one key, its kind."""
+    """Yield all stored data of a person, as JSON data; each value is an object whose first key is its kind."""
     async for run in _runs(stores, name):
         yield {"run": run._asdict()}
         async for event in _events(stores, run):
@@ -65,8 +65,8 @@ async def export_person(stores: Stores, name: str) -> AsyncIterator[dict[str, An
 async def erase_person(stores: Stores, name: str, *, by: str, now_ms: int) -> Erased:
     """Erase a person: revoke their tokens, remove what they own, and replace their name by a pseudonym.
 
-    Conflict, before anything is removed, while runs of theirs have not ended: cancel these first. A call that is
-    interrupted is repeated; then it finishes what is left.
+    Conflict, before anything is removed, while the person has unfinished runs: cancel these first. Repeat a call that
+    was interrupted: it finishes the rest.
     """
     unfinished = await stores.runs.list(owner=name, statuses=UNFINISHED, limit=SHOWN + 1)
     if unfinished:
@@ -99,7 +99,7 @@ async def _runs(stores: Stores, name: str) -> AsyncIterator[RunRecord]:
 
 
 async def _events(stores: Stores, run: RunRecord) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a run, and what its calls were given and returned, if that was recorded."""
+    """Yield the events of a run, and the recorded requests and responses of its calls."""
     place = 0
     while page := await stores.events.read(run.id, place, PAGE):
         for event in page:

@@ -56,7 +56,7 @@ class Transaction(Protocol):
 
 
 TransactionBody = Callable[[Transaction], Coroutine[Any, Any, T]]
-"""What one transaction reads and writes."""
+"""The reads and writes of one transaction."""
 Unit = Callable[[Any], Coroutine[Any, Any, T]]
 """The body of a transaction over several stores: it receives those stores, and awaits nothing else."""
 

@@ -1,4 +1,4 @@
-"""The rules of the stores that do not depend on where they store: which changes are allowed, and what conflicts.
+"""The rules that are the same for all stores: allowed changes, and conflicts.
 
 Shared by the stores in memory and in SQL. Knows the records and the errors of the ports; reads and writes nothing.
 """
@@ -56,11 +56,11 @@ def check_payloads(run_id: str, payloads: Sequence[PayloadRecord]) -> None:
 SPENDING_KEYS: tuple[SpendingKey, ...] = get_args(SpendingKey)
 DAY_MS = 86_400_000
 FITTED = ("tokens_in", "tokens_out", "unknown_costs")
-"""Figures of shares that are cut to the usage of the run: late bills and replayed calls change them."""
+"""Figures of shares that are limited to the usage of the run, because late bills and replayed calls change them."""
 
 
 def check_spending_keys(by: Sequence[str]) -> None:
-    """Raise InvalidValue for a key that is unknown or there twice."""
+    """Raise InvalidValue for an unknown or a repeated key."""
     for key in by:
         checks.choice("by", key, SPENDING_KEYS)
     if len({*by}) < len(by):
@@ -106,12 +106,12 @@ _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 def lower_ascii(text: str) -> str:
-    """Return text with its ASCII letters in lower case, as all databases do it."""
+    """Return text with its ASCII letters in lower case, as all databases convert it."""
     return text.translate(_LOWER)
 
 
 def search_key(text: str) -> str:
-    """Return text as the stored form of texts has it, in lower case, so that all stores find the same."""
+    """Return text in lower case and in the form in which texts are stored, so that all stores find the same."""
     return lower_ascii(codec.encode_text("text", text)[1:-1])
 
 
@@ -161,7 +161,7 @@ def check_resting(run: RunRecord) -> None:
 
 
 def checked_usage(usage: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return figures of a run; raise InvalidValue for another field, or a figure that is no amount."""
+    """Return figures of a run; raise InvalidValue for another field, or a figure that is not an amount."""
     for field, figure in usage.items():
         checks.choice("usage", field, USAGE)
         checks.integer(field, figure)
@@ -198,7 +198,7 @@ def check_expected_version(graph_id: str, newest: int, expected: int | None) -> 
 
 
 def check_token(token: TokenRecord) -> None:
-    """Raise InvalidValue for a token of an unknown role or kind, or whose limits and models cannot be such."""
+    """Raise InvalidValue for a token with an unknown role or kind, or with limits or models of a wrong type."""
     checks.choice("role", token.role, TOKEN_ROLES)
     checks.choice("kind", token.kind, TOKEN_KINDS)
     if token.limits is not None and not isinstance(token.limits, Mapping):
@@ -211,7 +211,7 @@ def check_token(token: TokenRecord) -> None:
 
 
 def check_audit_filter(wanted: AuditFilter) -> None:
-    """Raise InvalidValue for a filter of values that no entry can have."""
+    """Raise InvalidValue for a filter with a value that no entry can have."""
     for field in ("actor", "action", "target"):
         codec.optional_name(field, getattr(wanted, field))
     for field in ("since_ms", "until_ms"):
@@ -311,7 +311,7 @@ def attachment_ids(messages: Iterable[ChatMessage]) -> set[str]:
 
 
 def check_attached(attachment: Attachment, content: object) -> None:
-    """Raise InvalidValue unless the content is bytes, as many as the attachment says."""
+    """Raise InvalidValue unless the content is bytes of the attachment's size."""
     if not isinstance(content, bytes):  # the content is not shown: it may be large or private
         raise InvalidValue("content", f"this {type(content).__name__}", "bytes")
     if attachment.size != len(content):

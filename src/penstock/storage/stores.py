@@ -99,7 +99,7 @@ class Stores:
     people: PersonStore
     ledger: LedgerStore
     faults: RowFaults
-    """Rows that could not be decoded, as far as they were noticed."""
+    """Rows that could not be decoded, as found so far."""
     _transact: Transact = field(repr=False)
     _scan: Callable[[float], Awaitable[Sequence[StoreCorrupt]]] = field(repr=False)
     _measure: Callable[[], Awaitable[int | None]] = field(repr=False)
@@ -140,8 +140,8 @@ class Stores:
 
 
 CONNECTIONS = 8
-"""Connections of one process to PostgreSQL that work at once; with those that listen, nine processes fit into its usual
-100."""
+"""Maximum number of concurrently used connections of one process to PostgreSQL. Together with the connections that
+listen, nine processes fit into the server's default limit of 100."""
 MIN_CONNECTIONS = 4
 """Two for the stores, and one for each side of the ledger: tasks, and callers that block."""
 MAX_CONNECTIONS = 1_000
@@ -158,11 +158,13 @@ async def open_stores(
     connections: int = CONNECTIONS,
     timeout_s: float = TIMEOUT_S,
 ) -> Stores:
-    """Open the stores of a URL, creating the tables of a new database; StoreUnavailable says why one cannot be opened.
+    """Open the stores of a URL, creating the tables of a new database.
+
+    Raises StoreUnavailable, with the reason, if they cannot be opened.
 
     `fsync` is for SQLite: every commit waits for the disk, so that committed data survives a power failure too. The
-    others are for PostgreSQL: how many `connections` work at once, stores and ledger together (up to two more only
-    listen), and how long a statement may take.
+    other options are for PostgreSQL: the number of concurrent `connections`, stores and ledger together (up to two more
+    only listen), and the time limit of a statement.
     """
     checks.integer("connections", connections, minimum=MIN_CONNECTIONS, maximum=MAX_CONNECTIONS)
     if checks.seconds("timeout_s", timeout_s, above_zero=True) > MAX_TIMEOUT_S:
@@ -227,7 +229,7 @@ def ledger_path(path: Path) -> Path:
 
 
 def hindrance(url: str) -> tuple[str, str] | None:
-    """Return why a server cannot write to the database's location, and what to do; None if no reason is found."""
+    """Return why a server cannot write to the database's location, with advice; None if no reason is found."""
     if scheme_of(url) != "sqlite":
         return None
     path = sqlite_path(url)

@@ -1,4 +1,4 @@
-"""What is known of a person, in memory."""
+"""The data of a person, in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.storage.rules import check_nothing_owned
 
 
 class MemoryPersonStore:
-    """Reads and changes the other stores in memory; nothing in it awaits, so that each call is one step."""
+    """Reads and changes the other stores in memory; it awaits nothing, so that each call is atomic."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What runs used, in memory."""
+"""The usage of runs, in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tables of a PostgreSQL database and its ledger, written to an archive and read from it.
 
 All tables are read in one transaction, which sees them as of one instant and makes no writer wait. They are restored in
-one transaction too: either all of it is there, or nothing. A ledger that nothing has used has no tables, version 0.
+one transaction too, completely or not at all. A ledger that was never used has no tables, version 0.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """A database on a PostgreSQL server.
 
-Each transaction body is one transaction on a pooled connection. One that the server rejected because of others (a
-deadlock, a row inserted concurrently) is run again; so is one whose connection was lost before the commit. If the
+Each transaction body is one transaction on a pooled connection. A body is run again if the server rejected it because
+of other transactions (a deadlock, a row inserted concurrently), or if its connection was lost before the commit. If the
 connection is lost during the commit, the outcome is unknown, and the caller has to retry.
 
-Round trips are what costs. A body that reads with a single statement needs no BEGIN and COMMIT; if it makes another one
-after all, it is started again in a transaction. Many rows are inserted by one statement. Connections are returned
-without the driver's reset: no body changes a setting of its session, and none leaves a transaction open.
+Round trips are the main cost. A body that reads with a single statement needs no BEGIN and COMMIT; if it makes another
+statement after all, it is started again in a transaction. Many rows are inserted by one statement. Connections are
+returned without the driver's reset: no body changes a setting of its session, and none leaves a transaction open.
 
 Notifications go through NOTIFY, which carries ids and nothing else (`listener`). When the connection that listens is
 lost, it is opened again and all waiters are woken to check for themselves, since notifications sent meanwhile are lost.
-Besides, waiters check every few seconds anyway.
+Waiters also check by themselves every few seconds.
 
 A pooler that assigns a connection per transaction cannot be used: LISTEN and prepared statements belong to a session.
 It is detected and reported when the database is opened.
@@ -119,7 +119,7 @@ class PostgresTransaction:
             await self._connection.executemany(numbered(statement), rows)
 
     async def _for_many(self, statement: str) -> str | None:
-        """Return the statement that does all at once, from an array for each value; None if there is none."""
+        """Return the statement that handles all rows at once, from an array for each value; None if there is none."""
         if statement not in _FOR_MANY:
             at_once = None
             if INSERT.fullmatch(statement) or UPDATE.fullmatch(statement):
@@ -140,11 +140,11 @@ class PostgresTransaction:
 INSERT = re.compile(r"(INSERT INTO \w+) \(([\w, ]+)\) VALUES \(\?(?:, \?)*\)( ON CONFLICT .*)?", re.DOTALL)
 UPDATE = re.compile(r"UPDATE (\w+) SET ((?:\w+ = \?(?:, )?)+) WHERE (\w+ = \?(?: AND \w+ = \?)*)")
 _FOR_MANY: dict[str, str | None] = {}
-"""The statement for many rows, by the statement for one; the types of its values are the server's answer."""
+"""The statement for many rows, by the statement for one; the server reports the types of its values."""
 
 
 def for_many(statement: str, types: Sequence[str]) -> str:
-    """Return the statement that does for arrays of values, of these types, what an INSERT or UPDATE does for one.
+    """Return the statement that applies an INSERT or UPDATE of one row to arrays of values of these types.
 
     Numbers are sent as text: the driver asks each new connection about other arrays, with a query that takes longer.
     """
@@ -172,7 +172,7 @@ def _as_array(values: Sequence[Value]) -> Sequence[str | bytes | None]:
 
 
 class _NeedsTransaction(BaseException):
-    """A body makes more than the single statement for which it needed no transaction."""
+    """A body that was to read with a single statement makes another one, which needs a transaction."""
 
 
 class SingleStatement(PostgresTransaction):
@@ -341,7 +341,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
-        # A caller that finds all connections busy waits for statements of others, as long as those may take. To connect
+        # A caller that finds all connections busy waits for statements of others, as long as those may take. Connecting
         # has the pool's own time limit.
         async with self._pool.acquire(timeout=self._timeout_s) as connection:
             yield connection
@@ -394,7 +394,7 @@ def _connection_class(timeout_s: float) -> Any:
         )
 
         def get_reset_query(self) -> str:
-            """Nothing: no body changes its session, and a transaction has ended before its connection is returned."""
+            """Return no query: no body changes its session, and none returns its connection within a transaction."""
             return ""
 
     return Connection
@@ -431,13 +431,13 @@ class _Stage:
 
 @lru_cache(maxsize=1_000)
 def numbered(statement: str) -> str:
-    """The statement with $1, $2, … where it has `?`."""
+    """Return the statement with $1, $2, … in place of each `?`."""
     first, *rest = statement.split("?")
     return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
 
 
 def without_password(url: str) -> str:
-    """Return the URL without its password; raise InvalidValue if it is no URL of a PostgreSQL database."""
+    """Return the URL without its password; raise InvalidValue if it is not the URL of a PostgreSQL database."""
     parts = urlsplit(url)
     if parts.scheme not in ("postgresql", "postgres"):
         raise InvalidValue("url", "something else, which may hold a password", "postgresql://user@host/database")

@@ -1,10 +1,10 @@
 """Notifications between processes, sent only where a process waits for them.
 
 A NOTIFY costs every commit a lock of the whole server, and every listening process a wake-up. So topics are spread over
-a few channels, and a process that waits for a topic says so by sharing an advisory lock of its channel, on the
-connection that listens. A transaction that has news for the topic tries to take the same lock alone, until its end: if
-it gets the lock, no process listens and it sends nothing; if it does not, it notifies. A process that begins to listen
-while such a transaction has the lock waits for its end, and its caller reads the news itself.
+a few channels, and a process that waits for a topic takes a shared advisory lock of its channel, on the connection that
+listens. A transaction that has news for the topic tries to take the same lock exclusively, until its end: if it gets
+the lock, no process listens and it sends nothing; if it does not, it notifies. A process that begins to listen while
+such a transaction has the lock waits for its end, and its caller reads the news itself.
 
 The locks and channels belong to the session, so a process that dies leaves none behind. A process listens on a channel
 until no caller has waited on it for a while.
@@ -36,7 +36,7 @@ RECONNECT_S = 0.5
 LINGER_S = 10.0
 """How long a process keeps listening on a channel after the last wait."""
 LOCK_WAIT_S = 2.0
-"""Longest wait for a transaction that has news for a channel to end; its news are found by polling then."""
+"""Longest wait for a transaction that has news for a channel to end; after that, its news is found by polling."""
 
 
 def channel_of(topic: str) -> int:
@@ -60,7 +60,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, topic: str, seen: int, timeout_s: float) -> None:
-        """Wait for a notification of the topic since `seen`; return soon if nothing was listened to until now."""
+        """Wait for a notification of the topic since `seen`; return soon if its channel was not listened on before."""
         loop, channel = asyncio.get_running_loop(), channel_of(topic)
         if self._task is None:
             self._task = loop.create_task(self._listen(), name="penstock-postgres-listen")
@@ -110,7 +110,7 @@ class Listener:
             connection.terminate()
 
     async def _begin(self, connection: Any) -> None:
-        """Listen on the channels that are wanted, and let all who wait look for themselves."""
+        """Listen on the wanted channels, and wake all waiters to check for themselves."""
         if not self._wanted:
             return
         while self._wanted:
@@ -125,7 +125,7 @@ class Listener:
                 self._wanted.add(channel)
                 raise
             self._last_use[channel] = asyncio.get_running_loop().time()
-        self._notifier.notify_all()  # for what was written before, and while the connection was lost
+        self._notifier.notify_all()  # for changes made before, and while the connection was lost
 
     async def _end_unused(self, connection: Any) -> None:
         until = asyncio.get_running_loop().time() - LINGER_S

@@ -57,7 +57,7 @@ class SqlApprovalStore(SqlStore):
                 raise Conflict(f"approval {approval.id!r} is another question; give this one an id of its own")
             if known.state != "withdrawn":
                 return known
-            # Keep the old id and take the new content: what is approved must be what the run has now.
+            # Keep the id but store the new question: an approval must be for the value that the run has now.
             return await _replace(transaction, replace(approval, id=known.id, owner=known.owner))
 
         return await self._database.write(body, inline=True)
@@ -105,7 +105,7 @@ class SqlApprovalStore(SqlStore):
     def _decode_or_mark(self, row: Row) -> ApprovalRecord:
         """Decode a row; one that cannot be decoded is shown as withdrawn, with the reason as its question.
 
-        It cannot be answered: what would be approved is not known. A run that waits for it continues as if it were
+        It cannot be answered, because the value to approve is unknown. A run that waits for it continues as if it were
         rejected.
         """
         try:

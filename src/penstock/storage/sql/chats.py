@@ -322,7 +322,7 @@ class SqlChatStore(SqlStore):
                 (owner,) = await _locked_row(transaction, "owner", key)
             except KeyError:
                 return
-            # A chat that cannot be read can still be removed: that is how its owner gets rid of it.
+            # A chat that cannot be read can still be removed, so that its owner can get rid of it.
             rows = await transaction.rows(SELECT_MESSAGES, key)
             messages = self._database.faults.readable(rows, partial(_decode_message, key))
             unfinished = await transaction.row(UNFINISHED, key, *sorted(ENDED))

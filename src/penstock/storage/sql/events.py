@@ -26,8 +26,8 @@ SELECT_LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ?"
 SELECT_CLAIM_AND_LAST = (
     "SELECT epoch, (SELECT coalesce(max(seq), 0) FROM events WHERE events.run_id = runs.id) FROM runs WHERE id = ?"
 )
-"""A writer that appends meanwhile has the lock that this waits for; if it was the same claim's, whose outcome was
-unknown, the snapshot may be older than its events: then the next insert conflicts, and the transaction is run again."""
+"""Waits for the lock of a concurrent writer. If that was an earlier attempt under the same claim, with an unknown
+outcome, the snapshot may be older than its events: then the next insert conflicts, and the transaction is run again."""
 SELECT_LAST = "SELECT seq, data FROM events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 SELECT_ANY = "SELECT run_id, seq, data FROM events"
 
@@ -66,7 +66,7 @@ async def check_claim(transaction: Transaction, run_id: str, epoch: int, lock: s
 
 
 async def _check_claim_and_last_seq(transaction: Transaction, run_id: str, epoch: int) -> int:
-    """Do what `check_claim` does, and return the sequence number of the newest event."""
+    """Check the claim like `check_claim`, and return the sequence number of the newest event."""
     lock = transaction.dialect.update_lock
     row = await transaction.row(f"{SELECT_CLAIM_AND_LAST}{lock}", run_id)
     if epoch != (0 if row is None else row[0]):
@@ -259,7 +259,7 @@ def _has_output(data: str, output: str) -> bool:
 
 
 def _output(data: str) -> str | None:
-    """Return the output in the data of an event, as it is written there; None if none can be read."""
+    """Return the output in the data of an event, in its stored spelling; None if there is none that can be read."""
     try:
         _, end = _raw_decode(data, len(OUTPUT_PREFIX))
     except (ValueError, RecursionError):

@@ -186,7 +186,7 @@ async def _locked_version(transaction: Transaction, graph_id: str, owner: str) -
     assert row is not None, "it was made just before"
     if row[0] != owner:
         raise Conflict(f"graph {graph_id!r} is another owner's; save it under an id of its own")
-    # Not the number in `graphs`: if that were wrong, the next version would be taken.
+    # Not the number in `graphs`: if that were wrong, the next version number might be taken already.
     newest = await transaction.row("SELECT coalesce(max(version), 0) FROM graph_versions WHERE id = ?", graph_id)
     assert newest is not None, "a maximum is one row"
     return int(newest[0])

@@ -1,11 +1,11 @@
-"""SQL store of what runs remember beyond their end.
+"""SQL store of memories, which outlive their run.
 
 A search uses an index of words: it reads the index rows of the words in the query, counts them by memory, and reads
 only the memories it returns. So the length of memories does not matter, and the cost of a search is bounded by the
 number of words in the query and the number of memories in the space.
 
-In PostgreSQL a writer locks the row of the space: the order and the number of its memories are the same for all
-connections.
+In PostgreSQL a writer locks the row of the space, so that all connections see its memories in the same order and
+number.
 """
 
 from __future__ import annotations

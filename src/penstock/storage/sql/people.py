@@ -1,4 +1,4 @@
-"""SQL store of what is known of a person."""
+"""SQL store of the data of a person."""
 
 from __future__ import annotations
 

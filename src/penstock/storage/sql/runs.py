@@ -53,7 +53,7 @@ ID, OUTPUT = FIELDS.index("id"), FIELDS.index("output")
 
 
 def _encode_origin(field: str, value: object) -> str:
-    """Encode an origin with its kind first, by which runs are listed."""
+    """Encode an origin with its kind first: lists of runs are filtered by that beginning."""
     if isinstance(value, Mapping) and "kind" in value:
         value = {"kind": value["kind"], **value}
     return codec.encode_object(field, value)
@@ -129,7 +129,7 @@ CHANGEABLE = (
     *USAGE,
     *("crash_count", "worked_ms", "resumed_ms", "halt"),
 )
-"""Fields a worker may change; only claims decide which worker has a run."""
+"""The fields that a worker may change; only a claim assigns a run to a worker."""
 CLEARED: Mapping[str, Any] = {
     "ended_ms": None,
     "stop_reason": None,
@@ -138,7 +138,7 @@ CLEARED: Mapping[str, Any] = {
     "crash_count": 0,
     "halt": None,
 }
-"""Fields of the result, reset when a run continues."""
+"""The result fields, which are reset when a run is requeued."""
 UNCLAIMED: Mapping[str, Any] = {"worker": None, "lease_until_ms": 0}
 RUN_TABLES = (
     *(("events", "run_id"), ("journal", "run_id"), ("approvals", "run_id"), ("payloads", "run_id")),
@@ -366,7 +366,7 @@ class SqlRunStore(SqlStore):
 
     async def renew(self, worker: str, run_ids: Collection[str], *, now_ms: int, lease_ms: int) -> Collection[str]:
         until_ms = codec.number("lease_until_ms", now_ms + lease_ms)
-        ids = sorted({codec.lookup_key(run_id) for run_id in run_ids})  # in one order, so that renewals cannot deadlock
+        ids = sorted({codec.lookup_key(run_id) for run_id in run_ids})  # ordered, so that renewals cannot deadlock
 
         async def body(transaction: Transaction) -> Collection[str]:
             mine: set[str] = set()
@@ -544,7 +544,7 @@ async def _replace(
 
 
 def _unchanged(known: RunRecord, after: RunRecord, why: str) -> RunRecord:
-    """Return the run if it already is as requested, since a caller may retry after a lost answer; else Conflict."""
+    """Return the run if it is already in the requested state, so that requests can be repeated; Conflict if not."""
     if _canonical(known) == _canonical(after):
         return known
     raise Conflict(f"run {known.id!r} is {known.status}: {why}")
@@ -704,7 +704,7 @@ class SqlCancelStore(SqlStore):
 
 
 def _is_readable(request: CancelRequest) -> bool:
-    """Whether every field of a stored request can be written again, so that it can be found by all of them."""
+    """Whether every field of a stored request can be encoded again, so that a statement can find it by all of them."""
     try:
         _encode_request(request)
     except InvalidValue:

@@ -1,7 +1,7 @@
-"""Checks every row of every table: whether it can be decoded.
+"""Check whether every row of every table can be decoded.
 
-Reads page by page, each page in a transaction of its own, so that it holds nothing while others work. A row that is
-written or removed meanwhile may or may not be checked.
+The check reads page by page, each page in a transaction of its own, so that it holds no locks while others work. A row
+that is written or removed meanwhile may or may not be checked.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ async def unreadable_rows(database: Database, pause_s: float = 0.0) -> list[Stor
 async def _check_page(
     database: Database, check: TableCheck, after: tuple[Value, ...]
 ) -> tuple[tuple[Value, ...] | None, list[StoreCorrupt]]:
-    """Return the key of the last row of the page after `after`, None for the last page, and what cannot be decoded."""
+    """Return the key of the last row of the page after `after`, None for the last page, and the undecodable rows."""
 
     async def body(transaction: Transaction) -> tuple[tuple[Value, ...] | None, list[StoreCorrupt]]:
         rows = await transaction.rows(check.select, *after, PAGE)
         broken = [error for row in rows if (error := _error(check, row)) is not None]
         last = tuple(rows[-1][: len(check.keys)]) if len(rows) == PAGE else None
-        return None if last == after else last, broken  # a key that is not UTF-8 would come again for ever
+        return None if last == after else last, broken  # a key that is not UTF-8 would be returned for ever
 
     return await database.read(body)
 

@@ -1,6 +1,6 @@
-"""SQL store of what runs used: rows of a run while it exists, and sums of runs that were removed.
+"""SQL store of the usage of runs: rows of a run while it exists, and sums of runs that were removed.
 
-Sums have an empty run id. They keep what the web UI shows of past days, and say nothing about a single run.
+Sums have an empty run id. They keep the figures that the web UI shows for past days, and none of a single run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUMMED = ("runs", *FIGURES)
 SUMS = ", ".join(
     f"CAST(sum(CASE WHEN {figure} BETWEEN 0 AND {MAX_FIGURE} THEN {figure} ELSE 0 END) AS BIGINT)" for figure in SUMMED
 )
-"""A figure that no store has written counts as nothing, so that it cannot make a sum overflow."""
+"""A figure out of range, which no store has written, counts as 0, so that it cannot make a sum overflow."""
 GROUP = "day, owner, graph_id, node, model"
 ROLL_UP = (
     f"INSERT INTO spending (run_id, {GROUP}, {', '.join(SUMMED)}) "
@@ -39,7 +39,7 @@ ROLL_UP = (
     f"ON CONFLICT (run_id, {GROUP}) DO UPDATE SET "
     + ", ".join(f"{figure} = spending.{figure} + excluded.{figure}" for figure in SUMMED)
 )
-"""Adds the rows of runs to the sums, in one order, so that two hosts cannot wait for each other."""
+"""Adds the rows of runs to the sums, in a fixed order, so that two hosts cannot deadlock."""
 
 
 class SqlSpendingStore(SqlStore):

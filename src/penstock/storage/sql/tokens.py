@@ -105,7 +105,7 @@ class SqlTokenStore(SqlStore):
 
         async def body(transaction: Transaction) -> TokenRecord:
             # The admins' rows are locked first, always in the same order: of two admins who revoke each other, the
-            # second one sees that the first is done.
+            # second one sees the revocation by the first.
             admins = await transaction.rows(f"{ADMINS}{transaction.dialect.update_lock}", now_ms)
             token = await _find(transaction, codec.lookup_key(token_id))
             if token is None:

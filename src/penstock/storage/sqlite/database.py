@@ -1,8 +1,8 @@
 """A database in one SQLite file.
 
 Short transactions (`inline`) run on the event loop while nothing is in the way: without `fsync` no commit waits
-for the disk, and waking a thread and being woken by it costs three times as much as a few rows. Everything else, and
-whatever is queued behind it, goes to threads.
+for the disk, and waking a thread and being woken by it costs three times as much as a few rows. All other transactions,
+and those queued behind them, go to threads.
 
 Writes go to one thread. It takes all queued jobs into one transaction, each transaction body under its own savepoint,
 and answers their callers after the commit: under load, many bodies share the cost of a commit. Reads go to threads with
@@ -37,7 +37,7 @@ from penstock.storage.port import INLINE_MAX_ROWS, Dialect, Row, T, TransactionB
 from penstock.storage.sqlite.file import Schema, SqliteFile, with_advice
 
 DIALECT = Dialect("sqlite", update_lock="", share_lock="", skip_locked="")
-"""No lock clauses: with one writer, what a writing transaction has read stays true without them."""
+"""No lock clauses: there is only one writer, so the rows that a writing transaction has read cannot change."""
 READERS = 2
 POLL_INTERVAL_S = 0.2
 """Longest time for which a write of another process goes unnoticed."""
@@ -270,7 +270,7 @@ class SqliteDatabase:
         file = self._writer.idle_file()
         with file.inline(), file.writing() as connection:
             result = drive(body(InlineTransaction(connection, topics)))
-        for topic in topics:  # after the commit: whatever wakes up reads what was written
+        for topic in topics:  # after the commit, so that the waiters read the changes
             self._notifier.notify(topic)
         return result
 

@@ -1,20 +1,20 @@
 """One SQLite file that several threads and processes write.
 
 It opens the file, makes a `with` block one transaction that is recorded whole or not at all, and reports failures. It
-does not know what is in the tables.
+knows nothing of the contents of the tables.
 
 Five properties of SQLite shape it:
 
 - A transaction that reads first and writes later fails immediately if another connection wrote in between, whatever the
-  busy timeout. So a writer starts with `BEGIN IMMEDIATE`. Then there is one writer at a time, and what it has read
-  stays true until it commits.
+  busy timeout. So a writer starts with `BEGIN IMMEDIATE`. Then there is one writer at a time, and the rows that it has
+  read cannot change until it commits.
 - Locks belong to the process, and SQLite remembers which ones it has. A child made by `fork` remembers locks it does
   not have, and even a connection it opens itself relies on that memory. So no connection lives across a fork: it is
   closed just before, and parent and child each open their own at their next transaction.
-- A deleted file stays writable for processes that have it open, and what is written there is lost. So each transaction
-  first checks that the path still leads to the file that was opened. A missing file is never created again: that would
-  be a ledger in which nothing was spent.
-- With a write-ahead log, what was committed survives the process however it ends. It survives a power cut only if each
+- A deleted file stays writable for processes that have it open, and their writes are lost. So each transaction first
+  checks that the path still leads to the file that was opened. A missing file is never created again, because a new
+  ledger would have no spending in it.
+- With a write-ahead log, committed data survives the process however it ends. It survives a power cut only if each
   commit waits for the disk, which `fsync` requests.
 - Without `fsync`, two operations wait for the disk: folding the log into the file (a checkpoint), which SQLite does in
   the commit that finds the log long, and the first commit to a restarted log. So automatic checkpoints are off and the
@@ -185,7 +185,7 @@ class SqliteFile:
     def checkpoint(self) -> None:
         """Fold a long log into the file and empty it, as far as readers permit; waits for the disk alone.
 
-        What cannot be folded stays in the log, where nothing is lost, and is tried again when the log has grown.
+        The rest stays in the log, where nothing is lost, and is tried again when the log has grown.
         """
         with self._lock:
             if self._connection is not None and self.has_long_log:  # else another caller has done it
@@ -345,7 +345,7 @@ class SqliteFile:
 
 
 def hindrance(path: Path) -> tuple[str, str] | None:
-    """Return what keeps this user from writing to a database in that file, and what to do; None if nothing is found.
+    """Return why this user cannot write to a database in that file, with advice; None if no reason is found.
 
     Call it before SQLite opens the file: SQLite opens a file it may only read, creates the files beside it equally
     unwritable, and leaves them there.
@@ -422,7 +422,7 @@ def _checkpoint(connection: sqlite3.Connection) -> None:
 
 
 def _read_and_roll_back(connection: sqlite3.Connection, body: Callable[[sqlite3.Connection], T]) -> T:
-    if connection.in_transaction:  # an earlier one could not even be ended
+    if connection.in_transaction:  # an earlier transaction could not be ended
         connection.execute("ROLLBACK")
     connection.execute("BEGIN")
     try:
