@@ -35,7 +35,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]+$"
 MAX_PATTERNS = 100
 MAX_DAYS = 366
 IN_ENVIRONMENT = "env-"
-"""Beginning of the ids under which tokens of the environment are listed."""
+"""Prefix of the ids of tokens of the environment in lists."""
 
 
 class NewToken(Body):
@@ -80,11 +80,11 @@ class NewToken(Body):
 
 
 class DaySpend(Shown):
-    """What a gateway key has spent on one day (UTC)."""
+    """The spending of a gateway key on one day of the server's budgets."""
 
     day: date
     limit_usd: float | None
-    """Most that the key may spend on the day: its daily budget, or what is left of its whole budget if less."""
+    """Maximum spending of the key on the day: its daily budget, or the rest of its whole budget if that is less."""
     spent_usd: float
     held_usd: float
     """Held for calls under way."""
@@ -134,7 +134,7 @@ class SpendShown(Shown):
 
 
 class KeyRunShown(Shown):
-    """What one run of a gateway key has used on a day."""
+    """The usage of one run of a gateway key on a day."""
 
     run: str = Field(description="The run that the requests named; `day` if they named none")
     spent_usd: float
@@ -237,7 +237,7 @@ class TokenList(Shown):
 
 
 class CreatedToken(Shown):
-    """A new token and its secret, which is shown this once."""
+    """A new token and its secret, which is shown only once."""
 
     token: TokenShown
     secret: str
@@ -408,7 +408,7 @@ async def _shown(service: ServerState, token: TokenRecord, own: Token | None) ->
 async def _gateway_key(service: ServerState, key: TokenRecord) -> GatewayKeyShown:
     limits, today = key.limits or {}, None
     zone = service.host.settings.zone
-    with suppress(LedgerUnavailable):  # the figures are only shown
+    with suppress(LedgerUnavailable):  # the figures are only for display
         day = day_of(service.now_ms(), zone)
         today = DaySpend.of(await spend_on(AsyncLedger(service.stores.ledger), key, day, zone))
     return GatewayKeyShown(

@@ -108,7 +108,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class ClientCalls:
-    """Calls of the client's tools: the answer to this request, and the run waits for their results."""
+    """Calls of the client's tools: they end the answer to this request, and the run waits for their results."""
 
     approval_id: str
     """The stored question that the results answer."""
@@ -242,7 +242,7 @@ class AnswerBuilder:
     _round_start: int = 0
     """Index of the first item since the client returned results."""
     _answered: set[str] = field(default_factory=set)
-    """Those of them that were answered."""
+    """Ids of the client's questions that were answered."""
 
     @property
     def rounds(self) -> int:
