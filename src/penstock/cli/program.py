@@ -13,11 +13,11 @@ from penstock.cli.options import Prices, UnknownCostOption, UnknownCosts, Unpric
 from penstock.cli.values import number, whole_number
 
 CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-"""Options that follow the program's name are the program's."""
+"""Options after the program's name belong to the program."""
 
 
 class OnHalt(StrEnum):
-    """What happens to the program when a limit refuses one of its calls."""
+    """Effects on the program when a limit refuses one of its calls."""
 
     REFUSE = "refuse"
     STOP = "stop"

@@ -185,5 +185,5 @@ def _programs_in(owner: object) -> dict[str, Graph | GraphSpec | Agent]:
 
 
 def _known(owner: object) -> str:
-    """Describe which graphs and agents a module has."""
+    """Describe the graphs and agents that a module has."""
     return f"its graphs and agents are: {', '.join(_programs_in(owner)) or 'none'}"

@@ -1,6 +1,6 @@
 """Completes ids of runs and graphs in a shell, from the server that the command line or the environment names.
 
-A server that does not answer within a second has no completions.
+A server that does not answer within a second yields no completions.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def print_error(text: str) -> None:
 def write(text: str, stream: TextIO | None, end: str = "\n") -> None:
     """Print plain text on a stream; a closed stream or a disconnected reader is not an error.
 
-    Neither is a standard error that cannot be written, such as a log on a full disk; lost results raise `WriteFailed`.
+    An unwritable standard error, such as a log on a full disk, is not one either; lost results raise `WriteFailed`.
     """
     if stream is None or stream.closed:
         return

@@ -1,4 +1,4 @@
-"""`penstock audit`: read what people did from the audit log in a server's database."""
+"""`penstock audit`: list the actions of people from the audit log in a server's database."""
 
 from __future__ import annotations
 

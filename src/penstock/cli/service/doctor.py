@@ -1,4 +1,4 @@
-"""`penstock doctor`: checks everything that a server or a run may need, and says how to fix what is missing.
+"""`penstock doctor`: checks everything that a server or a run may need, and shows how to fix missing parts.
 
 Changes nothing. For a key it shows whether it is set, never its value.
 """
