@@ -183,7 +183,7 @@ CostOfBill = Annotated[str | None, dollars("What the call really cost, to resolv
 
 
 def check_bill_arguments(command: str, action: BillAction | None, call: str | None, cost: str | None) -> None:
-    """Refuse arguments without a bill or an action for it; `command` is the beginning of a correct command line."""
+    """Refuse incomplete or contradictory arguments about a bill; `command` begins the example in the error."""
     if (action is None) != (call is None):
         raise Refused(f"name the action and the call, such as: {command} resolve CALL --cost 0.02")
     if (action is BillAction.RESOLVE) != (cost is not None):

@@ -5,7 +5,7 @@ rely on the entry. Routes add the owner of the affected thing and the figures of
 sending chat messages are not recorded here: runs and messages have their own records, with owner and time.
 
 If the database cannot store an entry, the action still counts: the entry is logged as an error, kept in memory, and
-stored together with the next one.
+stored before the next one.
 """
 
 from __future__ import annotations

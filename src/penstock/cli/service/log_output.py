@@ -5,8 +5,8 @@ is not ASCII, including characters that change the direction of text. So a name 
 like another name.
 
 **Failures.** Lines are written on a thread of their own from a bounded queue. A full disk, a closed pipe or an unread
-pipe loses lines, which are counted; it never stops or delays the service. When lines can be written again, the
-number of lost ones is logged.
+pipe loses lines, which are counted, but never stops or delays the service. When lines can be written again, the number
+of lost ones is logged.
 
 Messages of other loggers are redacted. An exception is logged by its type and locations, without its message, which may
 contain anything.

@@ -123,7 +123,7 @@ class Reloader:
         return served
 
     def _replace(self, served: Served) -> Iterator[str]:
-        """Let new runs use the loaded version; yield additions and removals, which wait while a target fails."""
+        """Let new runs use the loaded version; yield additions and, unless a target failed, removals."""
         for file in served.files.values():
             if file.id not in self._files:
                 yield f"  added         {printable(f'{file.where}: {file.id}')}"

@@ -1,6 +1,6 @@
 """A child process with a process group of its own, and the terminal if there is one.
 
-Signals and the end go to the whole group: the program, and every process that it started and did not detach. With a
+The group is signalled and ended as a whole: the program, and every process that it started and did not detach. With a
 terminal, the group is its foreground, as in a shell: Ctrl-C and Ctrl-Z reach the program first. On Linux, this process
 adopts the processes that the program leaves behind, so that none of the group is left when it has ended.
 """

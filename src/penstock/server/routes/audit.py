@@ -56,7 +56,7 @@ async def list_entries(
     before: QueryId = None,
     limit: PageSize = 100,
 ) -> AuditPage:
-    """List what people did, newest first."""
+    """List the actions of people, newest first."""
     matching = AuditFilter(actor, action, target, since, until)
     found = await service.stores.audit.list(matching, before=before, limit=limit + 1)
     shown = [AuditEntry.of(entry) for entry in found[:limit]]
