@@ -397,7 +397,7 @@ class ResolveBill(BillCost, ReleaseBill):
 
 
 class BillShown(Shown):
-    """A call whose bill is unknown, and what is held for it; fields that no event of the run has are null."""
+    """A call whose bill is unknown, and the amount held for it; fields that no event of the run has are null."""
 
     call_id: str
     name: str | None
@@ -416,7 +416,7 @@ class BillShown(Shown):
 
 
 class BillList(Shown):
-    """The unresolved bills of a run, oldest first, and what they hold together."""
+    """The unresolved bills of a run, oldest first, and the total amount held for them."""
 
     bills: list[BillShown]
     unresolved_usd: float

@@ -1,7 +1,7 @@
 """Prints coloured lines to a terminal and plain lines to a file.
 
 rich draws on terminals, and is imported only for them. Elsewhere lines are plain, and characters that a stream cannot
-encode are replaced by ASCII. Does not know the meaning of what is shown.
+encode are replaced by ASCII. Does not know the meaning of the lines.
 """
 
 from __future__ import annotations

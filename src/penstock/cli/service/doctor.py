@@ -55,7 +55,7 @@ def doctor(
     upstream: Upstreams = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check everything that a server or a run needs, and show how to fix what is missing.
+    """Check everything that a server or a run needs, and show how to fix missing parts.
 
     Use the same options as for penstock serve. A dot marks optional parts, a cross broken ones. Nothing is changed.
 

@@ -148,7 +148,7 @@ def list_tokens(
     ] = False,
     db: Database = None,
 ) -> int:
-    """List the tokens in the database, newest first; those of a server's environment are not in it.
+    """List the tokens in the database, newest first; tokens of a server's environment are not in it.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class CannotRun(Refused):
-    """The program cannot be started; the codes are those of a shell."""
+    """The program cannot be started; the exit codes are the same as in a shell."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class Child:
             os.killpg(self._group, number)
 
     async def end(self, grace_s: float) -> None:
-        """End the group: ask it to terminate, and kill after the grace period what is left of it."""
+        """End the group: ask it to terminate, and kill the rest of it after the grace period."""
         if not self._is_there():
             return
         self.send(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """Implementation of `penstock exec`: a gateway on a loopback port, and a program that knows no other address.
 
-The program's input and output are those of this process. What Penstock itself prints goes to standard error.
+The program shares the input and output of this process. Penstock's own output goes to standard error.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def _of_validation(errors: Sequence[Any]) -> Refused:
 
 
 def _expected(errors: Sequence[Any], place: Sequence[str]) -> str:
-    """Return what is wrong at this place; the alternatives of a union type are one sentence."""
+    """Return the problem at this place; the alternatives of a union type become one sentence."""
     found = dict.fromkeys(str(error.get("msg")) for error in errors if _place(error) == place)
     first, *others = found or ["the request is invalid"]
     return ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])

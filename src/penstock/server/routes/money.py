@@ -106,7 +106,7 @@ class MoneyUnresolved(Shown):
 
 
 class MoneyShown(Shown):
-    """What runs cost between two days, both included."""
+    """The cost of runs between two days, both included."""
 
     by: list[Key]
     since: date
@@ -217,9 +217,9 @@ async def money(
     owner: QueryId = None,
     graph_id: QueryId = None,
 ) -> MoneyShown:
-    """Sum what your own runs cost, of the last 30 days unless days are given; admins see all runs.
+    """Sum the costs of your own runs, of the last 30 days unless you set days; admins see all runs.
 
-    The sums outlive the runs: those that were removed still count.
+    The sums outlive the runs: removed runs still count.
     """
     keys = _keys(by)
     today = day_of(service.now_ms())
@@ -248,7 +248,7 @@ async def money(
 
 @router.get("/budgets")
 async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
-    """Return the budgets of today: that of all and your own; for admins, those of every owner and team of today."""
+    """Return today's budgets: the budget of all users and your own; admins get those of every owner and team."""
     now_ms = service.now_ms()
     zone = service.host.settings.zone
     day = day_of(now_ms, zone)

@@ -68,9 +68,9 @@ async def explain(run_id: PathId, service: Service, user: CurrentUser) -> RunExp
 
 @router.get("/{run_id}/budgets")
 async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> BudgetList:
-    """Return what is spent, held and left of the run's own budget and of the daily budgets above it.
+    """Return the spent, held and remaining amounts of the run's own budget and of the daily budgets above it.
 
-    The figures are those of the ledger, which every server sees; budgets inside a run are in its `budget` events.
+    The figures come from the ledger, which every server sees; budgets inside a run are in its `budget` events.
     """
     run = await readable_run(service, run_id, user)
     seq = await service.stores.events.last_seq(run_id)

@@ -91,8 +91,8 @@ async def list_runs(
 ) -> RunPage:
     """List your own runs, newest first; admins see all runs.
 
-    Runs in progress have `live` figures: what they have spent, and what their calls hold. With `count`, `total` is the
-    number of runs that match on all pages; 10,000 stands for that many or more.
+    Runs in progress have `live` figures: their spending and the amounts held for their calls. With `count`, `total` is
+    the number of runs that match on all pages; 10,000 stands for that many or more.
     """
     if before is not None:
         await check_cursor("run", service.stores.runs.get(before), user)

@@ -1,4 +1,4 @@
-"""The answer of a run: its events, folded to what a client of a chat model sees.
+"""The answer of a run: its events, folded to the view of a chat model's client.
 
 A graph may have many agents, and most of their output goes to each other. The answer comes from the nodes whose output
 is the graph's output: `answering_nodes` finds them in the document. The first of them to emit output is the answering
@@ -113,7 +113,7 @@ class ClientCalls:
     approval_id: str
     """The stored question that the results answer."""
     calls: tuple[ToolCalled, ...]
-    """Their ids are those that the client sends back."""
+    """The calls, with the ids that the client sends back."""
     spent: Spent = field(default=Spent(), compare=False)
     """Usage since the request."""
 
@@ -260,7 +260,7 @@ class AnswerBuilder:
         return QuestionsChanged(self._questions)
 
     def add(self, event: HostedEvent) -> Iterator[AnswerPiece]:
-        """Yield what the event adds to the answer; `ended` is set only while the end is the newest event."""
+        """Yield the pieces that the event adds to the answer; `ended` is set only while the end is the newest event."""
         self.ended = None
         if event.type == "text.delta":
             if self._is_answering(event.data):

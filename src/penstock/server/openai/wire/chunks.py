@@ -89,7 +89,7 @@ class Completion:
                 yield {**self._chunk({}), "choices": [], "usage": usage(piece)}
 
     def whole(self, text: str, end: Ended | ClientCalls | QuestionsChanged) -> Json:
-        """Return the whole completion as one object; `text` is what was emitted up to `end`.
+        """Return the whole completion as one object; `text` is the text emitted up to `end`.
 
         A run that waits for a person is not an error. Its completion has the questions, no answer and no usage yet.
         """
@@ -192,7 +192,7 @@ def usage(spent: Ended | Spent) -> Json:
 
 
 def tokens_of(spent: Ended | Spent) -> tuple[int, int]:
-    """Return the input and output tokens of a request: those of its run without those of earlier requests."""
+    """Return the input and output tokens of a request: the tokens of its run, less the tokens of earlier requests."""
     if isinstance(spent, Spent):
         return spent.tokens_in, spent.tokens_out
     return spent.tokens_in - spent.before.tokens_in, spent.tokens_out - spent.before.tokens_out
