@@ -45,7 +45,7 @@ RUN_STATUS: Mapping[Status, str] = {"ok": "completed"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, with the results that were complete by then."""
+    """The end of a run, with the results that were complete by then."""
 
     status: Status
     results: Mapping[str, Any] = field(default_factory=dict)

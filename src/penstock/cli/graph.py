@@ -1,4 +1,4 @@
-"""`penstock graph …`: look at graphs without running them.
+"""`penstock graph …`: check, show and describe graphs without running them.
 
 A command imports what it needs when it is called, so that help is fast.
 """
@@ -28,11 +28,11 @@ ADVICE = {
     "model_not_allowed": "allow it with --allow-model, or offer it under a name with --models",
     "unknown_tool": "add tools with --tools module:name",
 }
-"""What to do about problems of these codes, on any command line that loads graphs."""
+"""Advice by problem code, for every command that loads graphs."""
 
 
 class Format(StrEnum):
-    """How a graph is shown."""
+    """Output formats of a graph."""
 
     TEXT = "text"
     MERMAID = "mermaid"
@@ -143,7 +143,7 @@ def schema() -> int:
 
 
 def print_problems(target: str, problems: Iterable[Problem], stream: TextIO | None) -> int:
-    """Print every problem: code, path, sentence; then which options add what is missing."""
+    """Print every problem: code, path, sentence; then the options that add missing parts."""
     listed = list(problems)
     for problem in listed:
         write(printable(f"{problem.code}  {problem.path}  {problem.detail}"), stream)

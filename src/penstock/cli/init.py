@@ -19,7 +19,7 @@ STARTER = {
     "desk.py": "desk.py",
     "test_app.py": "test_app.py",
 }
-"""Files of a project, by the resource that has their text."""
+"""Files of a project, each with the resource that contains its text."""
 
 
 def init(

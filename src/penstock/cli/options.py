@@ -55,14 +55,14 @@ Prices = Annotated[
 
 
 class UnknownPrices(StrEnum):
-    """How calls of a model without a known price are handled."""
+    """Handling of calls to a model without a known price."""
 
     COUNT = "count"
     REFUSE = "refuse"
 
 
 class PayloadRecording(StrEnum):
-    """What a server stores of requests and responses."""
+    """The extent to which a server stores requests and responses."""
 
     OFF = "off"
     REDACTED = "redacted"
@@ -70,7 +70,7 @@ class PayloadRecording(StrEnum):
 
     @property
     def mode(self) -> Literal["off", "redacted", "full"]:
-        """The setting of a host."""
+        """The corresponding setting of a host."""
         return self.value
 
 
@@ -84,7 +84,7 @@ Unpriced = Annotated[
 
 
 class LogFormat(StrEnum):
-    """How a service logs."""
+    """Formats of a service's log."""
 
     JSON = "json"
     TEXT = "text"
@@ -101,7 +101,7 @@ LogFormatOption = Annotated[
 
 
 class UnknownCosts(StrEnum):
-    """How requests whose worst case is unknown are handled."""
+    """Handling of requests whose worst-case cost is unknown."""
 
     COUNT = "count"
     REFUSE = "refuse"
@@ -183,7 +183,7 @@ CostOfBill = Annotated[str | None, dollars("What the call really cost, to resolv
 
 
 def check_bill_arguments(command: str, action: BillAction | None, call: str | None, cost: str | None) -> None:
-    """Refuse arguments that name no bill, or do not say what is done with it; `command` lists the bills."""
+    """Refuse incomplete or contradictory arguments about a bill; `command` begins the example in the error."""
     if (action is None) != (call is None):
         raise Refused(f"name the action and the call, such as: {command} resolve CALL --cost 0.02")
     if (action is BillAction.RESOLVE) != (cost is not None):
@@ -223,7 +223,7 @@ TeamDaily = Annotated[
 
 
 def team_budgets(given: list[str] | None) -> dict[str, str]:
-    """Return the budgets of `--team-daily` by team; under `*`, that of teams that are not named."""
+    """Return the budgets of `--team-daily` by team; `*` has the budget of all other teams."""
     parts = [text.rpartition("=") for text in given or ()]
     return {team if equals else "*": usd for team, equals, usd in parts}
 

@@ -13,11 +13,11 @@ from penstock.cli.options import Prices, UnknownCostOption, UnknownCosts, Unpric
 from penstock.cli.values import number, whole_number
 
 CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
-"""Options that follow the program's name are the program's."""
+"""Options after the program's name belong to the program."""
 
 
 class OnHalt(StrEnum):
-    """What happens to the program when a limit refuses one of its calls."""
+    """Effects on the program when a limit refuses one of its calls."""
 
     REFUSE = "refuse"
     STOP = "stop"
@@ -61,7 +61,7 @@ def exec_program(
 
     The program gets the address of a gateway on this machine and a key for it, in the variables that the clients of
     OpenAI, Anthropic and Google read; the provider keys of your environment stay with Penstock. Every model call of the
-    program, its threads and its child processes is held for before it is sent, and counted.
+    program, its threads and its child processes is counted, and its cost is held before it is sent.
 
     There is no limit unless you set one; 0 allows nothing. Ctrl-C goes to the program. Options of Penstock come before
     the program's name.

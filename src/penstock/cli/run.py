@@ -1,4 +1,4 @@
-"""Options of `penstock run`; the implementation is in `running`, which is imported when the command runs."""
+"""Options of `penstock run`; the implementation is in `run_command`, which is imported when the command runs."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class RunArguments:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The graph, and what its nodes may use; of these, a Graph in Python uses only the approvals."""
+    """The graph, and the services of its nodes; of these, a Graph in Python uses only the approvals."""
 
     graph: Runnable
     executors: ExecutorRegistry = field(default_factory=ExecutorRegistry)
@@ -91,7 +91,7 @@ def run_graph(arguments: RunArguments) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How one limit is parsed, and its field name in Budget or ExecutionConfig."""
+    """The parser of one limit, and its field name in Budget or ExecutionConfig."""
 
     field: str
     read: Callable[[str], Any]

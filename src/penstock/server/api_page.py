@@ -1,7 +1,7 @@
 """The documentation of the API as one HTML page, rendered from its OpenAPI description.
 
-The page needs no script and loads nothing, so it works offline and under the server's content security policy. It knows
-OpenAPI, and nothing of the routes.
+The page needs no script and loads nothing, so it works offline and under the server's content security policy. This
+module depends on OpenAPI, not on the routes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 Json = Mapping[str, Any]
 METHODS = ("get", "post", "put", "patch", "delete")
-"""Methods that are shown; HEAD repeats GET."""
+"""Methods on the page; HEAD would repeat GET."""
 MAX_DEFAULT = 80
-"""Longest default value that is shown."""
+"""Longest default value on the page, in characters."""
 
 
 def api_page(description: Json) -> str:
@@ -123,7 +123,7 @@ def _default(schema: Json) -> str:
 
 
 def _prose(text: str) -> str:
-    """Escape a docstring, with its code in backticks as code and its paragraphs apart."""
+    """Render a docstring as HTML: escaped, with backticks as code and blank lines between paragraphs."""
     pieces = escape(text).split("`")
     coded = "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))
     return coded.replace("\n\n", "<br><br>")

@@ -124,7 +124,7 @@ def create_app(
 
 @cache
 def _rest_routes() -> list[BaseRoute]:
-    """The REST routes, which FastAPI resolves at their first request: once here, and not 50 ms for each app."""
+    """Return the REST routes, cached: FastAPI resolves them at their first request, which takes 50 ms."""
     router = APIRouter(responses=RESPONSES)
     for_admins = (admin, money, tokens, audit, people)
     for routes in (meta, graphs, runs, run_views, stream, approvals, conversations, *for_admins):

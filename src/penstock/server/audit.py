@@ -1,11 +1,11 @@
 """Which requests the audit log records, and how.
 
-A request of `ACTIONS` is recorded when it has succeeded, before its response begins: who reads a success can rely on
-the entry. Routes note whose thing it was and the figures that were given (`note`). Starting runs and talking in chats
-are not recorded here: runs and messages have their own records, with owner and time.
+A request of `ACTIONS` is recorded when it succeeds, before its response begins: a client that receives a success can
+rely on the entry. Routes add the owner of the affected thing and the figures of the request (`note`). Starting runs and
+sending chat messages are not recorded here: runs and messages have their own records, with owner and time.
 
-If the database cannot store an entry, the act has happened all the same: the entry is logged as an error, kept in
-memory, and stored with the next one.
+If the database cannot store an entry, the action still counts: the entry is logged as an error, kept in memory, and
+stored before the next one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock.ids import new_run_id
 
 LOG = logging.getLogger("penstock.audit")
 MAX_UNSTORED = 1_000
-"""Entries kept for a database that is unavailable; of more, the oldest are in the log only."""
+"""Maximum number of entries kept while the database is unavailable; beyond it, the oldest are only in the log."""
 MAX_TEXT = 500
-"""Characters of a reason that are stored."""
+"""Maximum number of characters stored of a text, such as a reason."""
 
 ACTIONS: Mapping[str, Mapping[str, str]] = {
     "/api/graphs": {"POST": "graph.save"},
@@ -81,7 +81,7 @@ _noted: ContextVar[dict[str, Any] | None] = ContextVar("penstock_audit", default
 
 
 def note(*, target: str | None = None, owner: str | None = None, **details: Any) -> None:
-    """Note facts for the entry of the current request, if it will have one; long text is cut."""
+    """Add facts to the entry of the current request, if it gets one; long text is truncated."""
     noted = _noted.get()
     if noted is not None:
         given = {"target": target, "owner": owner}
@@ -91,7 +91,7 @@ def note(*, target: str | None = None, owner: str | None = None, **details: Any)
 
 
 class AuditLog:
-    """Stores entries, those that could not be stored before first."""
+    """Stores entries in order: entries that an outage has delayed come first."""
 
     def __init__(self, store: AuditStore, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class AuditLog:
         self._unstored: deque[AuditRecord] = deque(maxlen=MAX_UNSTORED)
 
     async def write(self, actor: str, action: str, noted: Mapping[str, Any]) -> None:
-        """Store an entry about what a user did just now; never raises because of the database."""
+        """Store an entry for an action that a user has just performed; never raises because of the database."""
         owner = noted.get("owner", "")
         entry = AuditRecord(
             new_run_id(),

@@ -118,7 +118,7 @@ class Token:
 
     @property
     def is_gateway_key(self) -> bool:
-        """Whether it is a key of the gateway, which calls models there, and nothing here."""
+        """Whether it is a gateway key: it can call models through the gateway, and use no route of the server."""
         return self.record is not None and self.record.kind == "gateway"
 
     @classmethod
@@ -205,7 +205,7 @@ def _ns(moment: datetime) -> int:
 
 
 def format_time(until_ns: int) -> str:
-    """Format a token's last moment for people, to the second and in UTC; one beyond the calendar as its last day."""
+    """Format the expiry of a token for people, in UTC and to the second; limited to the range of Python's calendar."""
     seconds = min(max(until_ns // _NANOS_PER_S, _FIRST_S), _LAST_S)
     return (_EPOCH + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
 

@@ -1,4 +1,4 @@
-"""Responses that a client may keep, and asks about before it uses them again: `ETag`, `If-None-Match`, 304."""
+"""Responses that a client may cache and revalidates before each use: `ETag`, `If-None-Match`, 304."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REVALIDATED: dict[int | str, dict[str, Any]] = {
 
 
 def revalidated(request: Request, body: BaseModel) -> Response:
-    """Return a body as JSON with an `ETag`, or 304 to a client that has it.
+    """Return a body as JSON with an `ETag`, or 304 if the client already has it.
 
-    Only the client of one user may cache it, and it revalidates it each time.
+    Only the cache of one user's client may keep it, and the client revalidates it each time.
     """
     content = body.model_dump_json().encode()
     tag = f'W/"{sha256(content).hexdigest()[:32]}"'

@@ -73,7 +73,7 @@ def check_installation(registry: ExecutorRegistry | None = None) -> Iterator[Fin
 
 
 def check_prices(prices: PriceBook) -> Finding:
-    """Check that the price table knows usual models."""
+    """Check that the price table has the prices of common models."""
     if prices.is_priced("gpt-4o"):
         return Finding("price table", "ok", "prices for the models of the usual providers")
     return Finding("price table", "missing", "no prices", "pip install 'penstock[prices]', or register your own")

@@ -1,6 +1,6 @@
 """Clients by address: who they are behind proxies, and how often each may present a wrong token.
 
-Knows addresses and times; nothing of HTTP messages, and no tokens but their digests.
+Works with addresses, times and digests of tokens; knows no HTTP messages and no tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def is_in(address: str, networks: Sequence[Network]) -> bool:
-    """Whether the address is in one of the networks; False for anything that is no address."""
+    """Whether the address is in one of the networks; False for anything that is not an address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -34,10 +34,10 @@ def is_in(address: str, networks: Sequence[Network]) -> bool:
 
 
 def client_behind(peer: str, forwarded: Sequence[str], networks: Sequence[Network]) -> str:
-    """Return the address of the client: the last one in `forwarded` that is no trusted proxy, if the peer is one.
+    """Return the address of the client: the last one in `forwarded` that is not a trusted proxy, if the peer is one.
 
-    What a client writes into the header itself comes before what the proxies add, and is never reached. An entry that
-    is no address ends the search: the proxy that added it is then the nearest that is known.
+    Entries that the client wrote itself come before those of the proxies, and are never reached. An entry that is not
+    an address ends the search; the result is then the proxy that added it.
     """
     client = peer
     for text in reversed(forwarded[-MAX_FORWARDED:]):
@@ -64,7 +64,7 @@ def _address(text: str) -> str | None:
 
 
 def network_of(address: str) -> str:
-    """Return what one client can choose its addresses from: the /64 of an IPv6 address, any other address itself."""
+    """Return the network that belongs to one client: the /64 of an IPv6 address, any other address itself."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -85,7 +85,7 @@ class TokenThrottle:
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
         self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """Failures by address, at a time; they decrease from there."""
+        """By network: the number of failures, and the time since which it decreases."""
         self._accepted: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     def wait_s(self, address: str, digest: bytes, now_ns: int) -> float:

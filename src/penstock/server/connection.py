@@ -1,17 +1,17 @@
-"""One HTTP/1.1 connection: what a client may cost before any route, and before it is known who it is.
+"""Limits on one HTTP/1.1 connection: they bound the cost of a client before routing and authentication.
 
-The parser is llhttp, in C, through httptools. What it leaves unbounded is bounded here: the size of a request's head,
-the time it takes, the number of pieces a body is cut into, how much is read in one turn of the event loop, and the
-number of connections of one address. A request that cannot be parsed is answered with 400 in the usual form, and the
-connection is closed; one with both Content-Length and Transfer-Encoding is such a request.
+The parser is llhttp, in C, through httptools. This module adds the limits that the parser lacks: the size of a
+request's head, the time it takes, the number of pieces of a body, the amount read in one turn of the event loop, and
+the number of connections of one address. A request that cannot be parsed gets a 400 response in the usual form, and the
+connection is closed. A request with both Content-Length and Transfer-Encoding counts as one that cannot be parsed.
 
-Requests that are sent before the responses to earlier ones have come wait for them. uvicorn keeps an object of each,
-and after every response it reads more of them, so their number is bounded, too. Within that bound reading goes on,
-because a connection that is not read does not report that its client has left.
+Pipelined requests wait for the responses to earlier ones. uvicorn keeps an object for each and reads more of them after
+every response, so their number is limited, too. Within that limit the server keeps reading, because it notices a
+disconnect only on a connection that it reads.
 
-A client at its share of connections is answered with 503 and disconnected. Connections of trusted proxies carry many
-clients and have no share; the requests of those clients do, in `ConcurrencyGuard`. When the server has as many
-connections as it may, a new one takes the place of an idle one, so that silent clients keep no other client out.
+A client over its limit of connections gets a 503 response and is disconnected. Connections of trusted proxies carry
+many clients and have no such limit; the requests of those clients are limited in `ConcurrencyGuard`. When the server is
+at its own limit, a new connection takes the place of an idle one, so that silent clients keep no other client out.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class ConnectionLimit:
         self._total = 0
         self._open: Counter[str] = Counter()
         self._idle: dict[str, dict[ClientConnection, None]] = {}
-        """By client; those that have been idle for longest first."""
+        """Idle connections by client, the longest idle first."""
 
     def enter(self, connection: ClientConnection, address: str) -> str:
-        """Count a connection, which is idle; return the key of its client. OverflowError if there is no place."""
+        """Add an idle connection and return the key of its client; raises OverflowError if there is no place."""
         client = network_of(address)
         if self._open[client] >= self._max_per_client and not is_in(address, self._trusted):
             raise OverflowError("this address has too many open connections; close some, or reuse them")
@@ -74,7 +74,7 @@ class ConnectionLimit:
         return client
 
     def leave(self, connection: ClientConnection, client: str) -> None:
-        """Count a connection less."""
+        """Remove a connection."""
         self.remove_idle(connection, client)
         self._total -= 1
         self._open[client] -= 1
@@ -82,11 +82,11 @@ class ConnectionLimit:
             del self._open[client]
 
     def add_idle(self, connection: ClientConnection, client: str) -> None:
-        """Note that a connection has no request now."""
+        """Mark a connection as idle: it has no request now."""
         self._idle.setdefault(client, {})[connection] = None
 
     def remove_idle(self, connection: ClientConnection, client: str) -> None:
-        """Note that a connection has a request, or is closed."""
+        """Unmark an idle connection: it has a request, or is closed."""
         idle = self._idle.get(client, {})
         idle.pop(connection, None)
         if not idle:
@@ -126,14 +126,14 @@ class ClientConnection(HttpToolsProtocol):
                 self._refuse(503, "overloaded", str(full))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop checking the connection, and tell the request under way that its client has left."""
+        """Stop checking the connection, and report the disconnect to the request in progress."""
         self._timer.cancel()
         self._leave()
         self._disconnect()
         super().connection_lost(exc)
 
     def evict(self) -> None:
-        """Give the place of this idle connection to another client; what it has not read of a response is lost."""
+        """Close this idle connection in favour of another client; the unread part of a response is lost."""
         self._is_refused = True
         self._leave()  # at once: the loop reports the loss in its next turn, and more clients may come in this one
         self.transport.abort()
@@ -144,7 +144,7 @@ class ClientConnection(HttpToolsProtocol):
             self._counted = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless the connection is being closed."""
+        """Parse received data, unless the connection is being closed."""
         if self._is_refused or self.transport.is_closing():
             return
         if not self._is_in_body:
@@ -154,12 +154,12 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(431, "headers_too_large", f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header of the head; those that follow a chunked body are not used by anything, and are dropped."""
+        """Accept a header of the head; trailers after a chunked body have no use and are dropped."""
         if not self._is_in_body:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request, or let it wait for the response to the one before."""
+        """Begin a request, or queue it behind the response to the previous one."""
         if self._is_refused:  # the rest of what was read together with a refused request
             return
         super().on_headers_complete()
@@ -176,7 +176,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = self._pieces = self._body_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; a body in countless tiny pieces costs the server far more than its sender."""
+        """Accept a piece of the body; refuse too many tiny pieces, which cost the server far more than their sender."""
         if self._is_refused:
             return
         self._pieces += 1
@@ -194,7 +194,7 @@ class ClientConnection(HttpToolsProtocol):
         self._is_in_body = False
 
     def on_response_complete(self) -> None:
-        """End a response; the next request may have been sent already."""
+        """End a response; the next request may be waiting already."""
         if self.pipeline:
             self._answering = self.pipeline[-1][0]
         super().on_response_complete()
@@ -203,11 +203,11 @@ class ClientConnection(HttpToolsProtocol):
             self.limit.add_idle(self, self._counted)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is no HTTP."""
+        """Respond to data that is not a valid HTTP request."""
         self._refuse(400, "bad_request", "this is no valid HTTP/1.1 request")
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer without calling the app, and close the connection; only close it if an answer has begun."""
+        """Respond without calling the app, and close the connection; only close it if a response has begun."""
         self._is_refused = True
         cycle = self._answering
         if cycle is None or cycle.response_complete or not cycle.response_started:
@@ -219,7 +219,7 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _disconnect(self) -> None:
-        """Let the app see, in the request that it is answering, a client that has left; it then sends nothing more."""
+        """Report a client disconnect to the request that the app is answering; the app then sends nothing more."""
         cycle = self._answering
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -242,7 +242,7 @@ def bounded(limit: ConnectionLimit) -> type[ClientConnection]:
 
 
 def allowed_connections() -> int:
-    """Return how many connections this process may have open, after it has allowed itself as many files as it can.
+    """Raise this process's limit of open files as far as needed and possible, and return the connections it allows.
 
     The common default of 1,024 files is fewer than the connections of a busy server, and once all are in use, nothing
     can be accepted or opened. Half of the files are left for databases, providers, and connections being closed.

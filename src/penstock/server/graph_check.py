@@ -1,10 +1,10 @@
 """Check whether a graph can run on this server before anything is started.
 
-The check itself is `nodes.checking`, which the command line uses too. Here it is cached, knows where a chat enters, and
-is applied to stored graphs. Drafts are stored as they are, because their owners may still be working on them; this
-module distinguishes them from runnable graphs. A chat enters a graph at other nodes than a plain run does, so a graph
-may support only one of the two. A document never changes under its digest, so each is checked once; what the services
-offer may change and is compared each time.
+The check itself is `nodes.checking`, which the command line uses too. This module caches it, adds the entry points of
+chats, and applies it to stored graphs. Drafts are stored as they are, because their owners may still be working on
+them; this module distinguishes them from runnable graphs. A chat enters a graph at other nodes than a plain run does,
+so a graph may support only one of the two. A document never changes under its digest, so each is checked once; the
+offers of the services may change and are compared each time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def is_conversational(graph: GraphRecord) -> bool:
 
 
 def is_chat_entered(graph: GraphRecord) -> bool:
-    """Whether a conversation over /v1 is a chat: with a chat-start, or a Python program, which can read its history."""
+    """Whether a conversation over /v1 is a chat: the graph has a chat-start or a program, which can read history."""
     return is_conversational(graph) or is_program(graph.document)
 
 

@@ -1,7 +1,7 @@
-"""What changed from one document of a graph to another.
+"""Differences between two documents of a graph.
 
-Nodes and edges are matched by id, so that moving one in its list is no change; everything else is compared by its
-place. The position of a node is left out: it is layout. Knows no node type.
+Nodes and edges are matched by id, so that moving one in its list is not a change; everything else is compared by
+its place. Positions of nodes are excluded: they are layout. Knows no node type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: of a node, of an edge, or of the document around them."""
+    """One difference in a node, in an edge, or in the rest of the document."""
 
     kind: Kind
     what: What

@@ -5,7 +5,7 @@ RequestContextGuard   request id, security headers, metrics; an unexpected error
 ConcurrencyGuard      number of concurrent requests
 OriginGuard           Host, Origin, header sizes
 AuthGuard             the user, and whether their role is sufficient for the route
-AuditGuard            an entry of the audit log for what people did (in `penstock.server.audit`)
+AuditGuard            the audit log entry of a successful action (in `penstock.server.audit`)
 BodyGuard             size, time and type of the body, and strict parsing of its JSON
 
 Plain ASGI, each around the next. None of them knows what the routes do.
@@ -14,7 +14,8 @@ Plain ASGI, each around the next. None of them knows what the routes do.
 total memory. All bodies are JSON except those of RAW. Compressed bodies are rejected: a small one may expand without
 bound. Many clients send the whole body before they read the response, and a client that is still sending when the
 connection is closed never sees it. So a request that is answered before its body has arrived, such as a refused one, is
-answered at once with `Connection: close`; then what comes is read on briefly and discarded, and the connection closed.
+answered at once with `Connection: close`. The server then reads and discards the rest for a short time, and closes the
+connection.
 
 **JSON** is checked before any other code reads it. What a parser accepts and later code cannot handle is rejected, with
 its path: text that is not UTF-8, unpaired surrogates, NUL, NaN and infinities, integers beyond 64 bits, duplicate keys,
@@ -76,9 +77,9 @@ THREAD_MIN_BYTES = 64 * 1024
 """Bodies of at least this size are checked on a thread."""
 LINGER_BYTES = 32 * 1024 * 1024
 LINGER_S = 2.0
-"""How much, and for how long, an unread body of a known user is read on before the connection is closed."""
+"""How many bytes, and how long, the server drains an unread body of a known user before it closes the connection."""
 UNKNOWN_LINGER_BYTES = 1024 * 1024
-"""The same for a client without a valid token."""
+"""The limit in bytes for a client without a valid token."""
 NO_BODY = frozenset({b"0"})
 MAX_INTEGER = 2**63 - 1
 
@@ -92,7 +93,7 @@ def headers_named(scope: Scope, name: bytes) -> list[bytes]:
 
 
 class ClientGuard:
-    """Replaces what a proxy changes: the client's address, the scheme, and the prefix of the path."""
+    """Restores what a proxy changes: the client's address, the scheme, and the path without the proxy's prefix."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
@@ -199,7 +200,7 @@ def _begin_log() -> dict[str, Any] | None:
 
 
 def _log_request(scope: Scope, sender: _ResponseSender, route: str, took_ns: int, fields: dict[str, Any]) -> None:
-    """Log a finished request by its route and the run it found, not by its path, which is the client's to choose."""
+    """Log a finished request by its route and the run it found, not by its path, which the client chooses."""
     user = scope["state"].get("user")
     about = {
         "request_id": sender.id,
@@ -251,7 +252,7 @@ class _ResponseSender:
 
 
 class _UnreadBody:
-    """The body of a request, as far as it was announced and has not been received."""
+    """The part of a request's body that is announced and not yet received."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._scope = scope
@@ -267,11 +268,11 @@ class _UnreadBody:
         return message
 
     async def drain(self) -> None:
-        """Read on and discard, within bounds, so that the client gets to read the response before the end."""
+        """Discard the rest of the body, within limits, so that the client can read the response before the close."""
         is_known = self._scope.get("state", {}).get("user") is not None
         left = LINGER_BYTES if is_known else UNKNOWN_LINGER_BYTES
         if headers_named(self._scope, b"expect") or self._announced() > left:
-            return  # it awaits `100 Continue` before it sends anything, or would send too much
+            return  # the client awaits `100 Continue` before it sends anything, or would send too much
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while self.is_pending and left > 0:
@@ -285,7 +286,7 @@ class _UnreadBody:
 
 
 class ConcurrencyGuard:
-    """Passes requests on up to the limit, and refuses the others with 503, as JSON and with Retry-After.
+    """Limits concurrent requests, and refuses the others with 503, as JSON and with Retry-After.
 
     Requests of one client address have a limit of their own, so that no client can take all places.
     """
@@ -408,7 +409,7 @@ def _host_name(scope: Scope) -> str | None:
 
 
 class AuthGuard:
-    """Authenticates and authorizes requests before routing: what the access table does not allow is denied.
+    """Authenticates and authorizes requests before routing: denies everything that the access table does not allow.
 
     Sets `user`, `token`, `until_ns` and `route` in the request's state.
 
@@ -464,7 +465,7 @@ class AuthGuard:
         except (ApiError, StoreUnavailable):
             if not is_open:
                 raise
-            token = None  # an open route answers a throttled client as it answers a stranger
+            token = None  # an open route treats a throttled client as one without a token
         is_valid = token is not None and not token.is_revoked and not token.has_expired(self._clock.time_ns())
         state = scope.setdefault("state", {})
         state["token"] = token if is_valid else None
@@ -550,7 +551,7 @@ def _invalid_token(code: str, message: str) -> ApiError:
 
 
 class _TokenLifetime:
-    """A request whose token may end: a response still being sent by then sees a disconnect of its client."""
+    """A request whose token may end: if its response is still being sent then, the app sees a client disconnect."""
 
     def __init__(
         self,
@@ -673,7 +674,7 @@ class BodyGuard:
 
 
 class _Body:
-    """One body, as far as it has been received."""
+    """One body while it is being received."""
 
     def __init__(self, guard: BodyGuard) -> None:
         self.content = bytearray()
@@ -700,7 +701,7 @@ class _Body:
         self._reserved = 0
 
     def replay_before(self, receive: Receive) -> Receive:
-        """Return a `receive` that gives the body as one message, and then later messages, such as a disconnect."""
+        """Return a `receive` that returns the body as one message, and then later messages, such as a disconnect."""
 
         async def replay() -> Message:
             if self._is_replayed:

@@ -1,8 +1,8 @@
 """The server's counters, in Prometheus text format.
 
 Labels are routes of the access table, methods and statuses, and a bounded number of graphs and models, so the number of
-series is bounded. A total of the host has
-a metric name of its own, in base units, if `FIGURES` lists it; any other total is labelled with its key.
+series is bounded. A total of the host has a metric name of its own, in base units, if `FIGURES` lists it; any other
+total is labelled with its key.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A subscriber is a position in each log, as in `sse`. The id of every event has the positions of all runs, so that a
 client that reconnects with it misses nothing and sees nothing twice. A run that has ended stays subscribed: it may be
-resumed. Lists have no positions: a subscriber gets their state first, again after each reconnect, then what changes.
+resumed. Lists have no positions: a subscriber gets their state first, and again after each reconnect, then the changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POLL_INTERVAL_S = 1.0
 """Interval at which lists are read."""
 
 Topic = Callable[[], Awaitable[bytes]]
-"""Reads a list and returns frames of what has changed since the last reading; empty if nothing has."""
+"""Reads a list and returns frames of its changes since the last reading; empty if there are none."""
 
 
 async def follow_many(
@@ -33,7 +33,7 @@ async def follow_many(
 ) -> AsyncGenerator[bytes, None]:
     """Yield frames of the runs' events after the given places, of these types if any are given, and of the topics.
 
-    The stream ends only with its client or the server; without `follows`, when everything there is was sent.
+    The stream ends only when its client disconnects or the server closes; without `follows`, after what exists now.
     """
     yield f"retry: {RETRY_MS}\n\n".encode()
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""What stands at /mcp where release 2 of the MCP library is not installed.
+"""The app at /mcp when release 2 of the MCP library is not installed.
 
-The rest of the server does without it: some agent frameworks need release 1, and a program that is served with its
-framework shares one environment with the server.
+The rest of the server works without it. Some agent frameworks need release 1, and a served program shares one
+environment with the server and its framework.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ NOT_INSTALLED = "MCP needs release 2 of the library mcp, which is not installed 
 
 
 def is_mcp_installed() -> bool:
-    """Whether the MCP library can be imported; release 1 of it has no package of types."""
+    """Whether release 2 of the MCP library is installed; release 1 has no package of types."""
     return find_spec("mcp_types") is not None
 
 
 class NoMcp:
-    """The ASGI app at /mcp that answers every request with what to install."""
+    """The ASGI app at /mcp that answers every request with an error that names the package to install."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_error(ApiError(501, NOT_INSTALLED, code="not_installed"), scope, receive, send)

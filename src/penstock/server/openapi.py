@@ -1,4 +1,4 @@
-"""Additions to the OpenAPI description: where a token is needed, and that every error is JSON; and its page.
+"""Additions to the OpenAPI description: the routes that need a token, errors as JSON, and a page of it.
 
 Which routes are open is read from the access table.
 """

@@ -57,7 +57,7 @@ class Readiness:
             raise ApiError(503, message, code="store_unavailable", retry_after_s=2)
 
     async def watch_rows(self) -> None:
-        """Check now and then, until cancelled, that every stored row can be decoded; the result is in the faults."""
+        """Check at intervals, until cancelled, that every stored row can be decoded; unreadable rows become faults."""
         while True:
             with suppress(PenstockError):
                 await self._stores.check_rows(pause_s=ROWS_PAUSE_S)

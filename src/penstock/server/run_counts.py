@@ -25,7 +25,7 @@ class RunCounts:
 
     async def read(self) -> Mapping[str, int]:
         """Return the counts; empty while the store is unavailable, when other figures are still needed."""
-        async with self._lock:  # of readers that come together, one counts
+        async with self._lock:  # of concurrent readers, one counts
             now_ns = self._clock.monotonic_ns()
             if now_ns >= self._next_ns:
                 self._next_ns = now_ns + round(INTERVAL_S * _NANOS_PER_S)

@@ -322,7 +322,7 @@ class ChangeShown(Shown):
 
 
 class GraphDiff(Shown):
-    """What changed from one version of a graph to another, by node and edge; `truncated` if there is more."""
+    """The changes from one version of a graph to another, by node and edge; `truncated` if there are more."""
 
     graph_id: str
     before: GraphSummary
@@ -381,7 +381,7 @@ class ReleaseBill(BillOfKey):
 
 
 class BillCost(Body):
-    """What a call really cost."""
+    """The real cost of a call."""
 
     cost_usd: ResolvedMoney = Field(description="US dollars, as a decimal string or a number", examples=["0.02"])
     tokens_in: Count = 0
@@ -389,15 +389,15 @@ class BillCost(Body):
 
 
 class CostOfKey(BillCost, BillOfKey):
-    """What the call of an unresolved bill of a gateway key really cost."""
+    """The real cost of the call of an unresolved bill of a gateway key."""
 
 
 class ResolveBill(BillCost, ReleaseBill):
-    """What the call of an unresolved bill really cost."""
+    """The real cost of the call of an unresolved bill."""
 
 
 class BillShown(Shown):
-    """A call whose bill is unknown, and what is held for it; fields that no event of the run says are null."""
+    """A call whose bill is unknown, and the amount held for it; fields that no event of the run has are null."""
 
     call_id: str
     name: str | None
@@ -416,7 +416,7 @@ class BillShown(Shown):
 
 
 class BillList(Shown):
-    """The unresolved bills of a run, oldest first, and what they hold together."""
+    """The unresolved bills of a run, oldest first, and the total amount held for them."""
 
     bills: list[BillShown]
     unresolved_usd: float
@@ -431,7 +431,7 @@ class Fork(Body):
 
 
 class LiveUsage(Shown):
-    """What a run in progress has used so far, and what its calls hold."""
+    """The usage of a run in progress so far, and the amounts held for its calls."""
 
     spent_usd: float
     held_usd: float
@@ -500,7 +500,7 @@ class Halt(Shown):
 
 
 class AdviceShown(Shown):
-    """A step that lets a halted run go on; `amount_usd` is what it is about, if that is an amount."""
+    """A step that lets a halted run go on; `amount_usd` is its amount, if it has one."""
 
     step: Step
     message: str
@@ -659,7 +659,7 @@ class RunExplanation(Shown):
 
 
 class CallPayload(Shown):
-    """What a model or tool call was given and returned, if the operator of the server records it."""
+    """The request and response of a model or tool call, if the operator of the server records them."""
 
     call_id: str
     recording: RecordPayloads = Field(
@@ -685,7 +685,7 @@ class CallPayload(Shown):
 
     @classmethod
     def none(cls, call_id: str, *, expired: bool) -> CallPayload:
-        """Return the answer for a call of which nothing is stored."""
+        """Return the response for a call without a stored payload."""
         return cls(call_id=call_id, recording="off", request=None, response=None, truncated=False, expired=expired)
 
 
@@ -778,7 +778,7 @@ class ApprovalShown(Shown):
     @field_validator("expects", mode="before")
     @classmethod
     def _only_a_tool(cls, expects: object) -> object:
-        """Questions for a client's tools expect something else, and a damaged row anything."""
+        """Keep only a tool: questions for a client's tools expect something else, and a damaged row anything."""
         given = expects if isinstance(expects, Mapping) else {}
         is_tool = isinstance(given.get("tool"), str) and isinstance(given.get("parameters"), dict)
         return given if is_tool else None

@@ -360,7 +360,7 @@ def _closed() -> ApiError:
 def configured(app: ASGIApp, settings: ServerSettings | None = None, **given: Any) -> uvicorn.Config:
     """Return the uvicorn configuration; this process may open more files from now on.
 
-    `ClientGuard` reads proxy headers, no Server header is sent, and requests that are no HTTP do not fill the log.
+    `ClientGuard` reads proxy headers, no Server header is sent, and invalid HTTP requests do not fill the log.
     """
     settings = settings or ServerSettings()
     limit = ConnectionLimit(

@@ -58,7 +58,7 @@ _TYPE = re.compile(r"[a-z0-9_.-]{1,100}")
 
 
 class ReadsRuns(Protocol):
-    """Reads runs: a `RunStore`, or what a host has of one in memory."""
+    """Reads runs: a `RunStore`, or a host's view of one in memory."""
 
     async def get(self, run_id: str) -> RunRecord | None: ...
 
@@ -74,7 +74,7 @@ class ReadsEvents(Protocol):
 
 
 class LogStores(Protocol):
-    """Where runs and their events are read."""
+    """The stores that runs and their events are read from."""
 
     @property
     def runs(self) -> ReadsRuns: ...
@@ -185,7 +185,7 @@ class Streams:
         self._metrics.open_streams += 1
 
     def leave(self, user: str) -> None:
-        """Count one stream less."""
+        """Release one stream."""
         self._open[user] -= 1
         if not self._open[user]:
             del self._open[user]
@@ -297,14 +297,14 @@ class _ReadAhead(Generic[T]):
         return item
 
     def is_over(self) -> bool:
-        """Whether all items were taken; raises what ended them."""
+        """Whether all items were taken; raises the error that ended them."""
         if not self._reading.done() or self.items:
             return False
         self._reading.result()
         return True
 
     async def wait(self) -> bool:
-        """Wait until something has happened; return whether that is only that there was no item for a while."""
+        """Wait for an item, the end, or an interval without items; return whether it was such an interval."""
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -335,7 +335,7 @@ class _ReadAhead(Generic[T]):
                     await self._room.wait()
 
     def _look(self) -> None:
-        """Notice that no item came since the last look, once an interval."""
+        """Wake `wait` after an interval in which no item was taken."""
         left_s = self._last_s + self._idle_s - self._loop.time()
         if left_s <= 0:
             self._is_idle, left_s = True, self._idle_s

@@ -129,7 +129,7 @@ async def check_cursor(what: str, reading: Awaitable[Any], user: User) -> None:
     """Raise 422 unless the record that a page continues after exists and is the user's; the page would be empty."""
     try:
         record = await reading
-    except StoreCorrupt:  # it is shown at the end of the previous page, and the next one comes after it
+    except StoreCorrupt:  # the unreadable record ends the previous page, and the next page follows it
         return
     if record is None or not user.may_see(record.owner):
         message = f"there is no such {what} to continue after; send the `next` of the previous page, or omit it"

@@ -1,8 +1,8 @@
 """Tokens in the database, as the auth guard looks them up.
 
 Tokens are managed while servers run: in the web UI, over HTTP, and with `penstock tokens` on the database. A server
-reads a token by its id, and again when what it knows is older than MAX_AGE_S: a change in another process is in force
-within that time, one of its own at once. Nothing is read for a secret that cannot be one of the database.
+reads a token by its id and caches it for MAX_AGE_S: a change by another process takes effect within that time, a change
+by the server itself at once. A secret that cannot be one of the database causes no read.
 
 A server needs tokens if its environment has some, or if the database has had an admin's token: revoked and expired ones
 count, so that a server never opens itself because a token has ended.
@@ -24,7 +24,7 @@ from penstock.hosting.tokens import AnotherTeam, TokenKind, TokenRecord, TokenRo
 from penstock.server.auth import NAME, ROLES, Token, TokensInvalid, User, parse_until
 
 MAX_AGE_S = 0.5
-"""How long a token that was read is used before it is read again."""
+"""How long a token is cached."""
 MAX_CACHED = 10_000
 MAX_NOTE = 500
 PAGE = 500

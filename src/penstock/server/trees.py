@@ -17,7 +17,7 @@ MAX_CACHED_CALLS = 200_000
 
 
 class TreeCache:
-    """Trees that were read before: only later events are read again. The caller checks who may see the run."""
+    """Caches trees, so that only newer events are read. The caller checks who may see the run."""
 
     def __init__(self) -> None:
         self._trees: OrderedDict[str, CallColumns] = OrderedDict()
@@ -25,13 +25,13 @@ class TreeCache:
 
     async def tree(self, events: EventStore, run_id: str) -> CallColumns:
         """Return the tree of a run up to its newest event."""
-        lock = self._locks.setdefault(run_id, asyncio.Lock())  # of several requests, one folds
+        lock = self._locks.setdefault(run_id, asyncio.Lock())  # of concurrent requests, one folds
         try:
             async with lock:
                 tree = self._trees.pop(run_id, None) or CallColumns()
                 while page := await events.read(run_id, tree.last_seq, PAGE):
                     tree.add(page)
-                    await asyncio.sleep(0)  # a long log must not keep the loop from others
+                    await asyncio.sleep(0)  # a long log must not block the event loop
                 self._keep(run_id, tree)
                 return tree
         finally:

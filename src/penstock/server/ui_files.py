@@ -20,7 +20,7 @@ CONTENT_TYPES: Mapping[str, str] = {
     ".svg": "image/svg+xml",
     ".md": "text/markdown; charset=utf-8",
 }
-"""Every type of file that the build may write; another one fails loading rather than being served as something else."""
+"""Every type of file that the build may write; loading fails for any other, so that none is served as a wrong type."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -29,7 +29,7 @@ POLICY = (
 )
 """Content security policy of the UI: its own files and its own API, no inline code, no HTML from strings.
 
-The one policy of trusted types lets the page start its worker, and makes no HTML and no other script."""
+The only policy of trusted types lets the page start its worker, and creates no HTML and no other script."""
 
 PAGE_CACHING = "no-cache"
 ASSET_CACHING = "public, max-age=31536000, immutable"

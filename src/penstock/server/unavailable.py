@@ -1,4 +1,4 @@
-"""Outages of the database: what clients see of them, and what the operator finds in the log.
+"""Outages of the database: the messages that clients see, and the entries in the operator's log.
 
 The errors of stores and ledgers name files, hosts and users, which only the operator may see: the log has the original
 message, a client gets a sentence that says what happened and what to do. A run that was stopped by such an error has
@@ -87,7 +87,7 @@ def public(event: HostedEvent) -> HostedEvent:
     about = {**data, "message": MESSAGES[code]} if "message" in data else {**data}
     if str(about.get("stop_reason")).startswith(_LEDGER):
         about["stop_reason"] = _LEDGER
-    elif event.type.startswith("call.") and "stop_reason" in about:  # of a call it is the whole sentence
+    elif event.type.startswith("call.") and "stop_reason" in about:  # for a call, it is the whole sentence
         about["stop_reason"] = MESSAGES[code]
     if stop is not None:
         about["stop"] = {**stop, "message": MESSAGES[code]}

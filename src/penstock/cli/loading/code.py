@@ -32,7 +32,7 @@ def load_attribute(module: str, attribute: str) -> Any:
 
 
 def attribute_of(owner: ModuleType, module: str, attribute: str, known: Callable[[Any], str] | None = None) -> Any:
-    """Return an attribute of a loaded module; `known` describes what there is instead of a missing one."""
+    """Return an attribute of a loaded module; `known` lists the existing names for the error about a missing one."""
     found: Any = owner
     for name in attribute.split("."):
         try:

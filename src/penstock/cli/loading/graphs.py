@@ -128,7 +128,7 @@ def _around(agent: Agent) -> Graph:
 
 
 def read_source(path: Path, what: str) -> GraphSource:
-    """Read a graph from a JSON file; without an id, it gets the file's stem. GraphInvalid if it is no JSON object."""
+    """Read a graph from a JSON file; without an id, it gets the file's stem. GraphInvalid if not a JSON object."""
     if not path.exists() and not path.suffix and path == Path(path.name):
         raise Refused(f"there is no file {shown(str(path))}; a graph in a module is named package.module:name")
     content = read_bytes(path, what)
@@ -185,5 +185,5 @@ def _programs_in(owner: object) -> dict[str, Graph | GraphSpec | Agent]:
 
 
 def _known(owner: object) -> str:
-    """Describe which graphs and agents a module has."""
+    """Describe the graphs and agents that a module has."""
     return f"its graphs and agents are: {', '.join(_programs_in(owner)) or 'none'}"

@@ -1,7 +1,8 @@
-"""Loads what a server is started with: graphs in JSON, and graphs and agents in Python.
+"""Loads the targets of a server: graphs in JSON, and graphs and agents in Python.
 
-Every target is loaded on its own. One that cannot be served is reported, and the others are served. Code is imported
-once for all targets that name it; loading again imports it anew, with all modules in the folders of the programs.
+Every target is loaded on its own. A target that cannot be served is reported, and the others are served. Code is
+imported once for all targets that name it; loading again imports it anew, with all modules in the folders of the
+programs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class NotServed:
 
 @dataclass(slots=True)
 class Served:
-    """What was loaded from the targets of a server."""
+    """The graphs and programs that were loaded from the targets of a server."""
 
     files: dict[str, GraphFile] = field(default_factory=dict)
     """Documents by graph id, those of programs included."""
@@ -106,7 +107,7 @@ class Served:
                 self.files[name] = GraphFile(name, embedding_document(name), f"model {name}", name)
 
     def remove_invalid(self, check: Check) -> None:
-        """Move the graphs that cannot run to `refused`, except those that only need a service to offer something."""
+        """Move the graphs that cannot run to `refused`, except those that only lack an offer of a service."""
         from penstock.nodes.checking import NOT_OFFERED  # imports agents, which graphs in JSON need not have
 
         for file in list(self.files.values()):
@@ -138,7 +139,7 @@ Load = Callable[[], tuple[GraphFile, "Program | None"]]
 
 
 def _loads(targets: Iterable[str], modules: _Modules) -> Iterator[tuple[str, Load]]:
-    """Yield what each target consists of, with a function that loads it."""
+    """Yield each file or program of the targets, with a function that loads it."""
     for target in targets:
         path = Path(target)
         if is_code(target):
@@ -251,11 +252,11 @@ def load_again(targets: Sequence[str], check: Check) -> Served:
 
 
 def snapshot(targets: Iterable[str], folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Return the time of change and the size of every file that the targets were or would be loaded from."""
+    """Return the modification time and size of every file that the targets were or would be loaded from."""
     parents = tuple(folders)
     files = set(loaded_files(parents).values())
     for folder in parents:
-        files.update(folder.glob("*.py"))  # one that could not be imported is not loaded
+        files.update(folder.glob("*.py"))  # a module that failed to import is not among the loaded ones
     for target in targets:
         path = Path(module_in(target) if is_code(target) else target).resolve()
         files.update(path.glob("*.json") if path.is_dir() else [path])

@@ -1,4 +1,4 @@
-"""Loads what the nodes of a graph may use: executors, models, tools and prices.
+"""Loads the services that the nodes of a graph may use: executors, models, tools and prices.
 
 Executors come from installed packages and from `--executors`; the rest only from the command line.
 """
@@ -63,7 +63,7 @@ def load_services(options: ServiceOptions) -> NodeServices:
 
 
 def _patterns(allowed: Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns of providers' models; `none` is one that no model matches."""
+    """Return the patterns of providers' models; no model matches the pattern `none`."""
     for pattern in allowed:
         if pattern != "none" and not all(pattern.partition(":")):
             expected = "a provider and a model, such as 'openai:gpt-4o*' or 'openai:*', or none"
@@ -72,7 +72,7 @@ def _patterns(allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def load_price_book(options: ServiceOptions) -> PriceBook:
-    """Load the named prices alone."""
+    """Load only the named prices."""
     return _price_book({}, options)
 
 

@@ -1,6 +1,6 @@
 """Completes ids of runs and graphs in a shell, from the server that the command line or the environment names.
 
-A server that does not answer within a second has no completions.
+A server that does not answer within a second yields no completions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ANSWER_S = 1.0
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the newest runs whose id begins with what was typed, each with its status and graph."""
+    """Return the newest runs whose id begins with the typed text, each with its status and graph."""
     runs = _from_server(context, lambda server: server.get("/api/runs", limit=100)["runs"])
     described = [(str(run["id"]), f"{run['status']}, {run['graph_id']}") for run in runs]
     return [run for run in described if run[0].startswith(incomplete)]
 
 
 def complete_graph(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the graphs whose id begins with what was typed, each with its name."""
+    """Return the graphs whose id begins with the typed text, each with its name."""
     graphs = _from_server(context, lambda server: server.get("/api/graphs", limit=500)["graphs"])
     return [(str(graph["id"]), str(graph["name"])) for graph in graphs if str(graph["id"]).startswith(incomplete)]
 

@@ -78,7 +78,7 @@ class Connection:
 
         If `idempotent`, the body has the id of the new object, and the request is repeated if the connection breaks.
         """
-        # ASCII with escapes, so that a lone surrogate reaches the server, which reports what is wrong with it.
+        # ASCII with escapes, so that a lone surrogate reaches the server, which reports the problem.
         content = json.dumps({} if body is None else body).encode("ascii")
         headers = {"content-type": "application/json"}
         return self._request("POST", path, ATTEMPTS if idempotent else 1, content=content, headers=headers)

@@ -142,7 +142,7 @@ def about(
 
 
 def _change_lines(change: Mapping[str, Any]) -> Iterator[Line]:
-    """Yield which recorded results a program used that had changed since the run was submitted."""
+    """Yield lines about a changed program: recorded results of the run that it used, ran again or did not use."""
     yield [(f"program  {printable(str(change.get('message', '')))}", "yellow")]
     for title, name in (("used", "reused"), ("run again", "again"), ("not used", "ignored")):
         listed = change.get(name) or ()
@@ -161,7 +161,7 @@ def value_lines(question: Mapping[str, Any], at: str = "") -> list[str]:
 
 
 def replacement(question: Mapping[str, Any]) -> str:
-    """Describe what a run continues with if the answer is edited."""
+    """Describe the value that an edited answer provides to the run."""
     value = question.get("value")
     is_call = isinstance(value, Mapping) and value.keys() == {"tool", "arguments"}
     return "other arguments" if is_call else "another value"
@@ -226,14 +226,14 @@ def _advice_for_halted(run: Mapping[str, Any], halt: Mapping[str, Any], at: str)
 
 
 def _resolving(step: Mapping[str, Any], run: str, resume: str) -> str:
-    """Return how to free what unresolved bills hold; other advice follows."""
+    """Return how to free the holds of unresolved bills; other advice follows."""
     held = f"unresolved bills hold {dollars(step['amount_usd'])}"
     less = "set max_output_tokens on its models so that a failed call holds less"
     return f"{held}: resolve them with: penstock runs bills {run}, then: {resume}; {less}; or "
 
 
 def _resolving_others(step: Mapping[str, Any], at: str, resume: str) -> str:
-    """Return how to free what bills of other runs hold of a daily budget; other advice follows."""
+    """Return how to free the holds that bills of other runs have on a daily budget; other advice follows."""
     held = f"unresolved bills of other runs hold {dollars(step['amount_usd'])} of it"
     return f"{held} (GET /api/bills lists them): resolve them with: penstock runs bills RUN{at}, then: {resume}; or "
 

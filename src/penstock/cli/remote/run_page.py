@@ -1,7 +1,7 @@
-"""An exported run as one HTML page: the page of a run in Python, made of the run's events.
+"""An exported run as one HTML page: the same page as for a run in Python, made of the run's events.
 
-Knows what an export has, and nothing of the server. Of a run that several workers have continued, the page shows the
-calls of the last one, which has found the results of the earlier ones in the journal.
+Depends on the format of an export, not on the server. If several workers have continued a run, the page shows the calls
+of the last worker, which found the results of the earlier ones in the journal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATUSES: Mapping[str, str] = {
     "halted": "halt",
     "cancelled": "halt",
 }
-"""How the page shows the status of a run."""
+"""Status on the page, by status of the run."""
 NO_CALL: Mapping[str, Any] = {
     "model": None,
     "status": "created",
@@ -42,7 +42,7 @@ def run_page(exported: Mapping[str, Any]) -> str:
 
 
 def page_data(exported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run as the data of a trace, as `trace_data` has it."""
+    """Return the run as the data of a trace, in the format of `trace_data`."""
     run, events = exported["run"], exported["events"]
     calls = _Calls()
     for event in events:
@@ -95,13 +95,13 @@ class _Calls:
                 late[name] += data[name]
 
     def end_open(self, at_ms: int | None) -> None:
-        """Let calls that are under way last until the newest event."""
+        """Set the duration of calls in progress, up to the newest event."""
         for call in self.by_id.values():
             if call["status"] in ("created", "running") and at_ms is not None:
                 call["duration_ms"] = max(0.0, float(at_ms - (self._base_ms or 0)) - call["offset_ms"])
 
     def stats(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the totals: money and tokens as the run's record has them, calls as they are on the page."""
+        """Return the totals: money and tokens from the run's record, numbers of calls from the page."""
         calls = [call for call in self.by_id.values() if not call["is_context"]]
         return {
             "total_cost": (run["cost_usd"] or 0.0) + run["unresolved_usd"],
@@ -148,7 +148,7 @@ class _Calls:
 
 
 def _meters(events: list[Any]) -> list[dict[str, Any]]:
-    """Return the limits of the newest report of each budget; those that have stopped something say so."""
+    """Return the limits in the newest report of each budget; `tripped` marks those that have stopped something."""
     newest: dict[tuple[str, str | None], Mapping[str, Any]] = {}
     tripped: set[tuple[str, str]] = set()
     for event in events:

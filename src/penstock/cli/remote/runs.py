@@ -638,7 +638,7 @@ def _document(server: Any, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _program_changes(server: Any, run_id: str) -> list[dict[str, Any]]:
-    """Return what became of recorded results when the program of a run had changed, each different report once."""
+    """Return the reports on recorded results after a change of the run's program, without repetitions."""
     found = [dict(event.data) for event in server.log(run_id) if event.type == "program.changed"]
     return [data for at, data in enumerate(found) if data not in found[:at]]
 

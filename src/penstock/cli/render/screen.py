@@ -1,7 +1,7 @@
 """Prints coloured lines to a terminal and plain lines to a file.
 
 rich draws on terminals, and is imported only for them. Elsewhere lines are plain, and characters that a stream cannot
-encode are replaced by ASCII. Does not know the meaning of what is shown.
+encode are replaced by ASCII. Does not know the meaning of the lines.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def print_error(text: str) -> None:
 def write(text: str, stream: TextIO | None, end: str = "\n") -> None:
     """Print plain text on a stream; a closed stream or a disconnected reader is not an error.
 
-    Neither is a standard error that cannot be written, such as a log on a full disk; lost results raise `WriteFailed`.
+    An unwritable standard error, such as a log on a full disk, is not one either; lost results raise `WriteFailed`.
     """
     if stream is None or stream.closed:
         return

@@ -1,4 +1,4 @@
-"""`penstock audit`: read what people did from the audit log in a server's database."""
+"""`penstock audit`: list the actions of people from the audit log in a server's database."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def audit(
     as_json: AsJson = False,
     db: Database = None,
 ) -> int:
-    """List what people did, newest first: who cancelled, granted, approved, resolved bills, changed graphs and tokens.
+    """List the actions of people, newest first: cancels, grants, approvals, bills, changes of graphs and tokens.
 
     Times are in UTC. Entries are kept for `penstock serve --keep-audit` days.
 

@@ -85,10 +85,10 @@ def upgrade(db: Database = None) -> int:
 
 @app.command()
 def backup(file: NewBackup, db: Database = None) -> int:
-    """Write the database and its ledger, as of one instant, to a file. Servers may go on working meanwhile.
+    """Write the database and its ledger, as of one instant, to a file. Servers may keep running meanwhile.
 
     The file contains everything that people have sent, and is readable by its owner alone. Money that is spent after
-    the backup is unknown to it.
+    the backup is not in it.
 
     \b
     Examples:

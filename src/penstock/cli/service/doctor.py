@@ -1,4 +1,4 @@
-"""`penstock doctor`: checks everything that a server or a run may need, and says how to fix what is missing.
+"""`penstock doctor`: checks everything that a server or a run may need, and shows how to fix missing parts.
 
 Changes nothing. For a key it shows whether it is set, never its value.
 """
@@ -55,7 +55,7 @@ def doctor(
     upstream: Upstreams = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check everything that a server or a run needs, and show how to fix what is missing.
+    """Check everything that a server or a run needs, and show how to fix missing parts.
 
     Use the same options as for penstock serve. A dot marks optional parts, a cross broken ones. Nothing is changed.
 

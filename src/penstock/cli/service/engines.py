@@ -1,4 +1,4 @@
-"""The engine that `--engine` names, and what it needs."""
+"""The engine that `--engine` names, and its requirements."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def temporal_settings(url: str) -> TemporalSettings:
 
 
 def open_engine(url: str, db: str, lease_s: float) -> Callable[..., TemporalEngine]:
-    """Return what makes the engine, given its queues; Refused if it cannot work with this database.
+    """Return a factory of the engine, which takes its queues; Refused if it cannot work with this database.
 
-    A worker that is silent for `lease_s` is taken for dead.
+    A worker that is silent for `lease_s` is considered dead.
     """
     if scheme_of(db) != "postgresql":
         raise Refused(

@@ -1,4 +1,4 @@
-"""Implementation of `penstock gateway`: open the database, serve until interrupted, settle what is left."""
+"""Implementation of `penstock gateway`: open the database, serve until interrupted, settle the rest."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def _greeting(arguments: GatewayArguments, port: int, upstreams: dict[str, Upstr
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that ends in order at a signal, and does not raise it again."""
+    """A uvicorn server that shuts down in order at a signal, and does not raise the signal again."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Do nothing: `stopped_by_signals` has the signals."""
+        """Do nothing: `stopped_by_signals` handles the signals."""
         yield
 
     @contextmanager

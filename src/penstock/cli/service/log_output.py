@@ -1,14 +1,14 @@
 """Write the log of a service to a stream, one line for each record, as JSON or text.
 
 **Injection.** Every value is escaped: control characters, line ends, escape sequences of terminals, and everything that
-is not ASCII, among it what changes the direction of text. So a name cannot begin a line of its own, nor look like
-another one.
+is not ASCII, including characters that change the direction of text. So a name cannot begin a line of its own, nor look
+like another name.
 
-**Failures.** Lines are written on a thread of their own from a bounded queue. A disk that is full, a pipe that was
-closed or one that is not read loses lines, which are counted; it never stops or delays the service. When lines can be
-written again, the number of lost ones is logged.
+**Failures.** Lines are written on a thread of their own from a bounded queue. A full disk, a closed pipe or an unread
+pipe loses lines, which are counted, but never stops or delays the service. When lines can be written again, the number
+of lost ones is logged.
 
-Messages of other loggers are redacted; an exception is logged by its type and places, without its message, which may
+Messages of other loggers are redacted. An exception is logged by its type and locations, without its message, which may
 contain anything.
 """
 
@@ -34,15 +34,15 @@ from penstock.server.errors import fault_location
 from penstock.tracing.redaction import Redaction
 
 MAX_WAITING = 10_000
-"""Lines that may wait to be written; further ones are lost."""
+"""Maximum number of lines waiting to be written; further lines are lost."""
 MAX_LINE = 8_000
-"""Characters of a message or field of text."""
+"""Maximum number of characters of a message, or of a field of text."""
 LINGER_S = 0.02
-"""How long a line waits for others, to be written with them."""
+"""How long a line waits for further lines, to be written together."""
 WRITE_S = 1.0
 """How long a write waits for a pipe that is full, before its lines are lost."""
 CLOSE_S = 1.0
-"""How long the end of the service waits for the last lines."""
+"""How long the service waits for the last lines when it ends."""
 PLAIN = re.compile(r"[A-Za-z0-9_.:/@{}*+-]+")
 """Values that text shows without quotes."""
 SERVICE = "penstock"
@@ -142,7 +142,7 @@ class LogHandler(logging.Handler):
             self._changed.wait_for(lambda: not self._lines and not self._is_busy, CLOSE_S)
 
     def close(self) -> None:
-        """Write what waits, for a limited time, and stop."""
+        """Write the waiting lines, for a limited time, and stop."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -159,7 +159,7 @@ class LogHandler(logging.Handler):
                 self._changed.notify_all()
 
     def _next(self) -> list[str]:
-        """Return the lines that wait; none if there will be no more."""
+        """Return the waiting lines; an empty list if there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._is_closed)
             self._changed.wait_for(lambda: self._is_closed, LINGER_S)
@@ -207,7 +207,7 @@ def logging_to_stderr(form: LogFormat | None) -> Iterator[None]:
     if form is None or sys.stderr is None or sys.stderr.closed:
         yield
         return
-    fd = os.dup(sys.stderr.fileno())  # its own: a number that was closed elsewhere may become another file's
+    fd = os.dup(sys.stderr.fileno())  # its own: the number of a closed one may become another file's
     handler = LogHandler(fd, form)
     root, service = logging.getLogger(), logging.getLogger(SERVICE)
     before = service.level

@@ -64,10 +64,10 @@ def find(name: Name, as_json: AsJson = False, db: Database = None) -> int:
 
 @app.command()
 def export(name: Name, db: Database = None) -> int:
-    """Print everything that is stored of a person, one JSON value per line.
+    """Print everything that is stored about a person, one JSON value per line.
 
-    Runs with their events, payloads and approvals, chats with their messages, files, memories, tokens without their
-    secrets, and entries of the audit log.
+    This includes runs with their events, payloads and approvals, chats with their messages, files, memories, tokens
+    without their secrets, and entries of the audit log.
 
     \b
     Examples:

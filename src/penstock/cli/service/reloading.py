@@ -1,8 +1,8 @@
 """Loads the graphs and programs of a running server again when their files change.
 
 Files are polled, because that works on every file system and needs no library. A change is loaded once the files have
-stayed as they are for one interval: editors write several files, and some write one in two steps. New runs use what was
-loaded; running ones finish with what they started with. A target that cannot be loaded stays as it was.
+stayed as they are for one interval: editors write several files, and some write one in two steps. New runs use the new
+version; running ones finish with the version that they started with. A target that cannot be loaded stays as it was.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Reloader:
         *,
         interval_s: float = POLL_INTERVAL_S,
     ) -> None:
-        # Compiled code is found by the size of its source and its time in seconds: two edits within a second may look
-        # the same.
+        # Python matches compiled code by the size of its source and its time in seconds: two edits within a second may
+        # look the same.
         sys.dont_write_bytecode = True
         self._targets = targets
         self._programs = served.programs
         """The programs that nodes run, changed in place."""
         self._files = dict(served.files)
-        """What is served, by graph id."""
+        """Served graphs by id."""
         self._has_refused = bool(served.refused)
-        """Whether a target could not be loaded the last time: a file that it imports may be what has to change."""
+        """Whether a target could not be loaded the last time: the fix may be in any file that it imports."""
         self._check = check
         self._report = report
         self._interval_s = interval_s
@@ -87,21 +87,21 @@ class Reloader:
             before = now
 
     def _used(self, changed: Sequence[Path]) -> list[Path]:
-        """Return which of these files the targets may consist of; scripts that lie beside them are not loaded."""
+        """Return the changed files that may belong to the targets; other scripts beside them are excluded."""
         if self._has_refused:
             return sorted(changed)
         used = used_files(self._targets, self._folders)
         return sorted(path for path in changed if path.suffix != ".py" or path.resolve() in used)
 
     async def _loaded_from(self, seen: Snapshot) -> Snapshot:
-        """Return the files that are watched from now on: those seen before the reload as they were then."""
+        """Return the files to watch from now on; files seen before the reload keep their state of that time."""
         return {**await self._look(), **seen}
 
     async def _reload(self, host: RunHost, changed: Sequence[Path]) -> None:
         names = printable(", ".join(path.name for path in changed))
         try:
             served = await self._load(names)
-            self._programs.update(served.programs)  # before graphs are checked for what is offered
+            self._programs.update(served.programs)  # before graphs are checked against the programs
             saved = await save_graph_files(host, served.files.values())
         except Exception as error:  # a store that is unavailable must not end the watch: the next change is loaded
             self._report(f"  not reloaded  {names}: {printable(describe_error(error))}")
@@ -123,7 +123,7 @@ class Reloader:
         return served
 
     def _replace(self, served: Served) -> Iterator[str]:
-        """Let new runs use what was loaded, and yield what was added and removed; nothing is while a target fails."""
+        """Let new runs use the loaded version; yield additions and, unless a target failed, removals."""
         for file in served.files.values():
             if file.id not in self._files:
                 yield f"  added         {printable(f'{file.where}: {file.id}')}"

@@ -66,7 +66,7 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """What `--gateway` serves."""
+    """Options of the gateway that `--gateway` adds."""
 
     team_daily: Mapping[str, str]
     upstreams: tuple[str, ...]
@@ -112,14 +112,14 @@ class ServeArguments:
     reload: bool = False
     engine: str | None = None
     queues: tuple[str, ...] = ("default",)
-    """Queues that a worker takes runs from; of a server, the one that it submits to."""
+    """Queues that a worker takes runs from; for a server, the one that it submits to."""
     gateway: GatewayOptions | None = None
-    """None without a gateway."""
+    """Options of the gateway; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The graphs to serve, and what their nodes may use."""
+    """The graphs to serve, and the services of their nodes."""
 
     served: Served
     seed: Callable[[RunHost, Sequence[GraphFile]], Awaitable[SavedGraphs]]
@@ -157,7 +157,7 @@ def serve_tools(arguments: ServeArguments) -> int:
 
 
 def load_and_run(arguments: ServeArguments, transport: Transport) -> int:
-    """Load what is served, run the transport with it, and return the exit code."""
+    """Load the graphs and services, run the transport with them, and return the exit code."""
     served = load_served(arguments.graphs) if arguments.graphs else _examples()
     executors = load_executors(arguments.executors, served.node_types)
     nodes = load_services(arguments.services)
@@ -221,7 +221,7 @@ async def _serve_http(arguments: ServeArguments, loaded: Loaded) -> None:
 
 
 def export_of(arguments: ServeArguments) -> ServiceExport | None:
-    """Return the export of runs to a collector, if the command line asks for one; Refused if it cannot be made."""
+    """Return the export of runs to a collector, if the command line requests one; Refused if it cannot be created."""
     if arguments.otlp_endpoint is None:
         return None
     if not ENDPOINT.fullmatch(arguments.otlp_endpoint):

@@ -1,4 +1,4 @@
-"""What the commands that work on a server's database share: opening it, tables of rows, and the audit log."""
+"""Shared code of the commands that work on a server's database: opening it, rendering tables, and the audit log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def on_stores(db: str | None, what: str, act: Callable[[Stores], Coroutine[Any, Any, Any]]) -> Any:
-    """Run `act` with the stores of the database that the command line names; `what` is in it, for an error."""
+    """Run `act` with the stores of the database that the command line names; errors call its content `what`."""
     from penstock.storage import open_stores
 
     url = named_database(db)
@@ -29,7 +29,7 @@ def on_stores(db: str | None, what: str, act: Callable[[Stores], Coroutine[Any, 
 
 
 async def record_audit(stores: Stores, action: str, target: str, owner: str, **details: Any) -> None:
-    """Record what the person on the command line did."""
+    """Record an action of the person on the command line."""
     from penstock.hosting.audit import AuditRecord
     from penstock.ids import new_run_id
 
@@ -39,7 +39,7 @@ async def record_audit(stores: Stores, action: str, target: str, owner: str, **d
 
 
 def person() -> str:
-    """Return who runs the command, as tokens and the audit log name them."""
+    """Return the name of the person who runs the command, for tokens and the audit log."""
     try:
         return f"{getpass.getuser()} (command line)"
     except (OSError, KeyError):  # a container without an entry for its user

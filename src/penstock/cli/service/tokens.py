@@ -148,7 +148,7 @@ def list_tokens(
     ] = False,
     db: Database = None,
 ) -> int:
-    """List the tokens in the database, newest first; those of a server's environment are not in it.
+    """List the tokens in the database, newest first; tokens of a server's environment are not in it.
 
     \b
     Examples:
@@ -209,9 +209,9 @@ def runs(
     as_json: AsJson = False,
     db: Database = None,
 ) -> int:
-    """List the runs of a gateway key on a day, and what each has used.
+    """List the runs of a gateway key on a day, with their usage.
 
-    A run is what requests name in the header X-Penstock-Run; all requests without it are the run `day`.
+    Requests name their run in the header X-Penstock-Run; all requests without it belong to the run `day`.
 
     \b
     Examples:

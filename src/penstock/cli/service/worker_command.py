@@ -79,7 +79,7 @@ def _signals(stop: asyncio.Event, leave: asyncio.Event) -> Iterator[None]:
 
 
 async def _close(host: RunHost, leave: asyncio.Event) -> None:
-    """Let runs end for a while; leave the rest to other workers, immediately after a second signal."""
+    """Drain the runs for a limited time, then leave the rest to other workers; a second signal ends the drain."""
     running = host.stats()["running"]
     if running:
         print_text(f"stopping: {running} in progress, with up to {host.settings.drain_s:g} s to end")

@@ -1,4 +1,4 @@
-"""The graph stays inside its budget, and says what it could finish. Run it with pytest."""
+"""The graph stays inside its budget, and a halted run keeps its finished results. Run this file with pytest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A child process with a process group of its own, and the terminal if there is one.
 
-The group is what is signalled and ended: the program, and whatever it started and did not detach. With a terminal the
-group is its foreground, as in a shell: Ctrl-C and Ctrl-Z reach the program first. On Linux this process adopts what the
-program leaves behind, so that nothing of the group is left when it has ended.
+The group is signalled and ended as a whole: the program, and every process that it started and did not detach. With a
+terminal, the group is its foreground, as in a shell: Ctrl-C and Ctrl-Z reach the program first. On Linux, this process
+adopts the processes that the program leaves behind, so that none of the group is left when it has ended.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.cli.exits import Refused
 POLL_INTERVAL_S = 0.02
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 SIGNAL_EXIT = 128
-"""Exit code of a program that a signal ended: this, and the number of the signal."""
+"""Exit code of a program that a signal ended: this, plus the number of the signal."""
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class CannotRun(Refused):
-    """The program cannot be started; the codes are those of a shell."""
+    """The program cannot be started; the exit codes are the same as in a shell."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.code = code  # type: ignore[assignment]  # a shell's code, which is none of ours
+        self.code = code  # type: ignore[assignment]  # a shell's code, which is not an Exit
 
 
 def harden_process() -> None:
@@ -66,7 +66,7 @@ class Child:
         return cls(process)
 
     async def wait(self) -> int:
-        """Wait for the end of the program; return its exit code as a shell has it."""
+        """Wait for the end of the program; return its exit code as a shell reports it."""
         code = await self._process.wait()
         return code if code >= 0 else SIGNAL_EXIT - code
 
@@ -76,7 +76,7 @@ class Child:
             os.killpg(self._group, number)
 
     async def end(self, grace_s: float) -> None:
-        """End the group: ask it to terminate, and kill after the grace period what is left of it."""
+        """End the group: ask it to terminate, and kill the rest of it after the grace period."""
         if not self._is_there():
             return
         self.send(signal.SIGTERM)
@@ -105,7 +105,7 @@ class Child:
         return True
 
     def _reap_adopted(self) -> None:
-        """Reap what the program has left behind and this process has adopted."""
+        """Reap the processes that the program has left behind and this process has adopted."""
         with suppress(ChildProcessError):
             while os.waitpid(-self._group, os.WNOHANG)[0]:
                 pass
@@ -114,7 +114,7 @@ class Child:
     def attended(self) -> Iterator[None]:
         """Forward signals to the group inside the block, and let it use the terminal."""
         loop = asyncio.get_running_loop()
-        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking the terminal back would stop us
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else taking the terminal back would stop this process
         for number in FORWARDED:
             loop.add_signal_handler(number, self.send, number)
         loop.add_signal_handler(signal.SIGCHLD, self._follow_stop)

@@ -1,6 +1,6 @@
 """Implementation of `penstock exec`: a gateway on a loopback port, and a program that knows no other address.
 
-The program's input and output are those of this process. What Penstock itself prints goes to standard error.
+The program shares the input and output of this process. Penstock's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from penstock.tracing.page import trace_html
 from penstock.tracing.tree import trace_json, trace_tree
 
 MAX_WAIT_S = 30.0
-"""How long a request waits for what other requests hold: well below the timeouts of clients."""
+"""Maximum time that a request waits for the holds of other requests: well below the timeouts of clients."""
 FLOOR = 16
 RECORDS: Mapping[str, Callable[[ExecutionContext], str]] = {
     ".html": trace_html,
     ".json": trace_json,
     ".txt": trace_tree,
 }
-"""How a run is written, by the ending of the file."""
+"""Renderers of a recorded run, by file suffix."""
 
 OnHalt = Literal["refuse", "stop"]
 
@@ -69,7 +69,7 @@ class ExecArguments:
 
 
 def exec_command(arguments: ExecArguments) -> int:
-    """Run the program behind a gateway; return its exit code, or ours if a limit stopped it."""
+    """Run the program behind a gateway; return its exit code, or that of a halt if a limit stopped it."""
     _check_record(arguments.record)
     upstreams = declared_upstreams(arguments.upstreams)
     harden_process()
@@ -96,7 +96,7 @@ class _Contained:
         self._key = f"sk-penstock-{secrets.token_urlsafe(32)}"
         self._halted = asyncio.Event()
         self.was_ended = False
-        """Whether the program was ended here, and did not end itself."""
+        """Whether this process ended the program."""
 
     async def execute(self) -> int:
         arguments = self._arguments
@@ -147,11 +147,11 @@ class _Contained:
 
 
 def _cache_folder() -> Path | None:
-    """Return where codex keeps its helper programs, which it refuses to do below the folder for temporary files."""
+    """Return a folder for the helper programs of codex, which refuses to keep them below the temporary folder."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home, or one that cannot be written
+    except (OSError, RuntimeError):  # no home, or an unwritable one
         return None
     return folder if os.access(folder, os.W_OK) else None
 

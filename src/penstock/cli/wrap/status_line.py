@@ -1,7 +1,7 @@
 """One line at the bottom of a terminal, beside the output of another program.
 
-The scrolling region of the terminal ends above the line, so that what the program prints scrolls without it. Where
-there is no terminal, nothing is drawn.
+The scrolling region of the terminal ends above the line, so that the program's output scrolls without it. Without
+a terminal, nothing is drawn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _StatusLine:
 
 
 def _size(stream: TextIO | None) -> os.terminal_size | None:
-    """Return the size of the terminal; None if the stream is none, or it is too small for a line more."""
+    """Return the size of the terminal; None if the stream is not one, or it is too small for another line."""
     try:
         if stream is None or not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
             return None

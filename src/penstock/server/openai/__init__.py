@@ -2,9 +2,8 @@
 
 router      the routes, and /v1/chat/completions              entry      which parameters a graph can apply
 responses   /v1/responses                                     refusals   errors in OpenAI's format
-runs        graphs as models, and the run of one in the       wire/      translation between formats, without I/O
-            chat, or after the tool calls, that a request     retries    requests that clients repeat
-            continues
+runs        graphs as models; runs of them, which may         wire/      translation between formats, without I/O
+            continue a chat or follow tool calls              retries    requests that clients repeat
 """
 
 from penstock.server.openai.router import create_openai_router

@@ -40,7 +40,7 @@ class EmbeddingBody(RequestObject):
     model: Annotated[Text, StringConstraints(min_length=1, max_length=200)]
     """The id of a graph; `graph@3` for its third version."""
     input: Text | list[Text] | list[Token] | list[list[Token]]
-    """A text or several, or their tokens."""
+    """One text or several, each as text or as tokens."""
     dimensions: Annotated[int, Field(strict=True, ge=1, le=MAX_DIMENSIONS)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     user: Text | None = None

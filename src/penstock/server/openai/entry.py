@@ -1,9 +1,10 @@
-"""The agents of a graph that a user talks to, and whether they can do what a request wants of the model.
+"""Entry agents: the agents of a graph that a user talks to, and whether they can apply the options of a request.
 
-Tools of the client, settings and output formats are for the entry agents of a graph: agents with nothing but a
-chat-start and plain nodes before them. They may be inside subgraphs, and agents written in Python. What cannot be
-applied is refused with the name of the parameter, before a run starts. A graph without an entry agent, a team, a graph
-written in Python, and an agent inside a loop or a map, which runs it several times, apply nothing.
+Tools of the client, settings and output formats apply to the entry agents of a graph: agents with nothing but a
+chat-start and plain nodes before them. Entry agents may be inside subgraphs, or written in Python. An option that
+cannot be applied is refused by the name of its parameter, before a run starts. No options can be applied to a graph
+without an entry agent, a team, a graph written in Python, or an agent inside a loop or a map, which runs it several
+times.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from penstock.server.openai.wire.options import Options, UnsupportedParameter
 
 NOT_SETTINGS = frozenset({"tools", "schema", "output_schema"})
 TRANSPARENT = "subgraph"
-"""The type of containers whose entry agents are those of the graph: they run once."""
+"""The type of containers that run once, so that their entry agents are also entry agents of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class EntryAgent:
 
     @property
     def name(self) -> str:
-        """How messages call it: as its program is called, or its node."""
+        """Its name in messages: that of its program, or its id."""
         return self.about if isinstance(self.about, str) else self.id
 
 
@@ -57,11 +58,11 @@ class EntryAgents:
 
     agents: tuple[EntryAgent, ...] = ()
     why_not: str = ""
-    """Why nothing can be applied to them; empty if it can."""
+    """Why no options can be applied to them; empty if options can."""
 
 
 class _NotApplicable(Exception):  # never leaves this module
-    """Why nothing can be applied."""
+    """Why no options can be applied."""
 
 
 async def entry_agents(record: GraphRecord) -> EntryAgents:
@@ -117,7 +118,7 @@ def _about(node: NodeSpec) -> AgentData | str:
 async def check_options(
     options: Options, entry: EntryAgents, models: Mapping[str, Any], programs: Mapping[str, Program], wait_s: float
 ) -> ClientRequest | None:
-    """Return what a run has to do for these options; None for nothing. Raise UnsupportedParameter if it cannot."""
+    """Convert the options for a run; None if there are none. Raise UnsupportedParameter if one cannot be applied."""
     params = options.params
     if not params:
         return None

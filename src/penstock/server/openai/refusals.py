@@ -3,7 +3,7 @@
 A run that has cost money is never repeated without the user's decision: where a client would retry automatically, the
 header `x-should-retry: false` prevents it, unless no run was started. A run that was halted only because calls under
 way hold the rest of a budget is 429 with `Retry-After`; clients retry it if it has cost nothing, and a retry starts a
-new run. A limit that is used up is 402: no wait helps.
+new run. A limit that is used up is 402, because waiting does not help.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ PARAMS: Mapping[str, str] = {
     ModelUnknown.__name__: "model",
     ToolNameTaken.__name__: "tools",
 }
-"""The parameter that is at fault, by the reason for which a run stopped."""
+"""The parameter at fault, by stop reason or error class."""
 ADVICE: Mapping[str, str] = {
     FormatError.__name__: "use a simpler schema, or a model that can enforce it and strict: true",
 }
-"""What to do, by the reason for which a run stopped."""
+"""Advice by the error class for which a run stopped."""
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 """Header that OpenAI's clients check before they retry automatically."""
 CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "insufficient_permissions", 404: "not_found"}
@@ -262,7 +262,7 @@ def _of_validation(errors: Sequence[Any]) -> Refused:
 
 
 def _expected(errors: Sequence[Any], place: Sequence[str]) -> str:
-    """Return what is wrong at this place; the alternatives of a union type are one sentence."""
+    """Return the problem at this place; the alternatives of a union type become one sentence."""
     found = dict.fromkeys(str(error.get("msg")) for error in errors if _place(error) == place)
     first, *others = found or ["the request is invalid"]
     return ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])

@@ -152,7 +152,7 @@ async def _start_run(
 
 
 async def _delivering(frames: AsyncGenerator[bytes, None], entry: Entry[RunHandle]) -> AsyncGenerator[bytes, None]:
-    """Yield the frames; after the last one, the client has its answer."""
+    """Yield the frames, then mark the request as delivered."""
     async with aclosing(frames):
         async for content in frames:
             yield content

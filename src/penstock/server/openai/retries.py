@@ -1,12 +1,16 @@
-"""Requests that clients repeat by themselves after a lost connection: they get the run that is there.
+"""Automatic retries by clients after a lost connection: a retry gets the existing run.
 
-A client's SDK repeats a request that got no answer. The run of a lost request continues for a moment (`grace_s`); if
-the same user sends the same request in that time, that request follows the run, and nothing is paid twice. Otherwise
-the run is cancelled. Requests that several clients send at once are separate, however equal they are: only a request
-that was lost is taken up, or, if the SDK says that it repeats one (`x-stainless-retry-count`), one that is still under
-way or was answered a moment ago: its answer may have been lost on its way. Errors are not: a retry of them starts anew.
+A client's SDK repeats a request that got no response. The run of a lost request continues for a short time (`grace_s`);
+if the same user sends the same request in that time, that request follows the run, and nothing is paid twice. Otherwise
+the run is cancelled.
 
-In memory, for one process: across several, `Idempotency-Key` names the run, which then goes on without its client.
+Requests that several clients send at once stay separate, even if they are equal: a request follows only the run of a
+lost one. If the SDK marks it as a retry (`x-stainless-retry-count`), it may also follow the run of a request that is in
+progress or was answered a short time ago, because that answer may have been lost in transit. A retry after an error
+starts a new run.
+
+The state is in memory, for one process. Across several, `Idempotency-Key` names the run, which then continues without
+its client.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ from penstock.errors import InvalidValue
 from penstock.server.auth import User
 
 T = TypeVar("T")
-"""The run of a request, with what is needed to answer from it."""
+"""The run of a request, with the data to answer from it."""
 
 MAX_KEY = 255
 MAX_ANSWERED = 1_000
-"""Maximum number of requests that are kept after their answer, with their inputs."""
+"""Maximum number of requests that are kept, with their inputs, after their answer."""
 RETRY_COUNT = "x-stainless-retry-count"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -49,7 +53,7 @@ class Entry(Generic[T]):
         self.retries.remove(self)
 
     def answered(self) -> None:
-        """Forget the request in a moment: its answer is sent, and may be lost."""
+        """Forget the request after the grace period: its answer is sent, and may still be lost."""
         self.retries.keep(self)
 
     async def is_adopted(self) -> bool:
@@ -66,7 +70,7 @@ class Entry(Generic[T]):
 
 
 class Retries(Generic[T]):
-    """The requests of one server whose answers are not delivered yet, or only just."""
+    """The requests of one server whose answers are not delivered yet, or were sent a short time ago."""
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
@@ -114,14 +118,14 @@ class Retries(Generic[T]):
 
 
 def request_key(user: User, path: str, body: BaseModel, headers: Mapping[str, str]) -> str:
-    """Return a key that is equal for equal requests of one user; other `Idempotency-Key`s make other requests."""
+    """Return a key that is equal for equal requests of one user; another `Idempotency-Key` makes another request."""
     named = headers.get(IDEMPOTENCY_KEY)
     sent = json.dumps([user.name, path, named, body.model_dump(mode="json", by_alias=True)], sort_keys=True)
     return hashlib.sha256(sent.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_retry(request: Request) -> bool:
-    """Whether the SDK says that it repeats a request."""
+    """Whether the SDK marks the request as a retry."""
     count = request.headers.get(RETRY_COUNT, "0")
     return count.isascii() and count.isdigit() and int(count[:9]) > 0
 

@@ -5,7 +5,7 @@ authenticated user may read and run all graphs; runs are private to their owner.
 
 A conversational graph runs as one turn of a chat: find the chat that the request continues, store its new messages, and
 run the graph. Any other graph runs on the last user message. In both cases the host owns the run: it has an id, limits
-and events, and outlives the request if the request says so.
+and events, and outlives the request if the request asks for it.
 
 Clients send the whole conversation again with each new turn. Every user message received over /v1 is marked in its chat
 with a key derived from the owner, the graph and the whole conversation up to it, including files. A request whose
@@ -119,10 +119,10 @@ MAX_LOOKUPS = 100
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """A version of a graph as a model, with what follows from its document."""
+    """A version of a graph as a model, with facts derived from its document."""
 
     record: GraphRecord
-    """Its head in the store, and not this, says whether the graph is archived now."""
+    """Whether the graph is archived now is in its head in the store, not here."""
     is_conversational: bool
     answering: frozenset[str]
     """Ids of the nodes that can answer."""
@@ -166,7 +166,7 @@ class Service:
         return graph
 
     async def client_request(self, graph: ModelGraph, options: Options) -> ClientRequest | None:
-        """Return what a run of the graph has to do for these options; UnsupportedParameter if it cannot."""
+        """Convert the options for a run of the graph; raise UnsupportedParameter if one cannot be applied."""
         models, programs = self.graphs.models, self.graphs.programs
         return await check_options(options, graph.entry, models, programs, self.client_tools_wait_s)
 
@@ -186,11 +186,11 @@ class Service:
 
 
 class RunBody(Protocol):
-    """What a run needs of the body of a request."""
+    """The fields of a request's body that a run needs."""
 
     @property
     def model(self) -> str:
-        """The id of a graph, maybe with a version."""
+        """The id of a graph, optionally with a version."""
         ...
 
     @property
@@ -218,7 +218,7 @@ class RunRequest:
     idempotent_id: str | None = None
     """The id of the run that `Idempotency-Key` names."""
     client: ClientRequest | None = None
-    """What the client wants of the model; None for nothing."""
+    """The client's options for the model; None if there are none."""
 
     @property
     def run_id(self) -> str | None:
@@ -232,7 +232,7 @@ class RunRequest:
 
     @contextmanager
     def naming_key(self) -> Iterator[None]:
-        """Report a taken run id by the `Idempotency-Key` that it was made from, which is all that the client knows."""
+        """Report a taken run id as a conflict of its `Idempotency-Key`, because the client knows only the key."""
         try:
             yield
         except RunIdTaken:
@@ -247,7 +247,7 @@ class RunRequest:
         return "messages" if isinstance(self.body, ChatCompletionBody) else "input"
 
     def client_json(self, conversation: str | None = None) -> dict[str, Any] | None:
-        """Return what the client wants as it is stored with the run, with the key of its conversation."""
+        """Return the client's options in their stored form, with the key of the conversation."""
         if self.client is None:
             return None
         return self.client.to_dict() | ({} if conversation is None else {CONVERSATION: conversation})
@@ -275,7 +275,7 @@ class RunHandle:
 
     service: Service
     run: RunRecord
-    """As it was stored when it was started; it has gone on since."""
+    """Its record from the start; the run has continued since."""
     answering: frozenset[str]
     """Ids of the nodes that can answer."""
     own_limits: frozenset[str] = frozenset()
@@ -301,7 +301,7 @@ class RunHandle:
         """
         async with aclosing(self.service.host.events(self.run.id)) as events:
             async for event in events:
-                # Of all that an answer is made of, only the end can name a failure.
+                # Of the events that make up an answer, only the end can name a failure.
                 for piece in answer.add(public(event) if event.type in STATUS_OF else event):
                     if answer.rounds == self.rounds:
                         yield piece
@@ -312,7 +312,7 @@ class RunHandle:
         yield answer.ended
 
     async def pieces_until_idle(self, answer: AnswerBuilder) -> AsyncGenerator[Piece, None]:
-        """Like `pieces`, but end also when the run does nothing but wait for a person."""
+        """Like `pieces`, but also end when the run does nothing but wait for a person."""
         async with aclosing(self.pieces(answer)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -320,7 +320,7 @@ class RunHandle:
                     return
 
     async def _waits_for_a_person(self, answer: AnswerBuilder) -> bool:
-        """Whether a question of the answer so far is open now: events may be older than the answer to it."""
+        """Whether a question of the answer so far is still open: it may have been answered after these events."""
         questions = {question.id for question in answer.waiting.questions}
         if not questions:
             return False
@@ -417,7 +417,7 @@ async def start(request: RunRequest) -> RunHandle:
 
 
 async def submit_input(request: RunRequest, given: Any) -> RunHandle:
-    """Start a run on an input that is no conversation."""
+    """Start a run on an input that is not a conversation."""
     _check(request)
     run = await request.service.host.submit(
         owner=request.user.name,
@@ -493,12 +493,12 @@ async def _continue_with_results(
 
 @dataclass(frozen=True, slots=True)
 class PendingCalls:
-    """Calls of the client's tools that a request has the results of."""
+    """Calls of the client's tools, with the results that a request has for them."""
 
     approval: ApprovalRecord
     run: RunRecord
     results: tuple[str, ...]
-    """In the order of the calls."""
+    """Results in the order of the calls."""
 
     def by_index(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the result of each call."""
@@ -548,7 +548,7 @@ def _is_for_client(approval: ApprovalRecord) -> bool:
 
 
 async def _deliver(request: RunRequest, pending: PendingCalls) -> RunHandle | None:
-    """Give the results to the run that waits for them; None if it does not wait any more, and a new one is needed.
+    """Deliver the results to the run that waits for them; None if it no longer waits, so that a new run is needed.
 
     The same results again, within `REPEAT_S`, follow the run that has them: the client has lost the answer.
     """

@@ -1,4 +1,4 @@
-"""The server for its operators: what it found when it looked at itself, its settings, and its figures."""
+"""Routes for operators: a checkup of the server, its settings, and its figures."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SERVER_SETTINGS: dict[str, tuple[Section, str, str]] = {
     "retry_grace_s": ("requests", "How long a run continues after its /v1 client disconnected", ""),
     "client_tools_wait_s": ("requests", "How long a run waits for the tools of its client", ""),
 }
-"""Those of the server; the others bound what a single request may cost, and cannot be set from the command line."""
+"""The same for settings of the server; the others limit a single request and have no command-line option."""
 
 
 class FindingShown(Shown):
@@ -86,13 +86,13 @@ class FindingShown(Shown):
 
 
 class Checkup(Shown):
-    """What the server found when it looked at itself."""
+    """The findings of the server about itself."""
 
     findings: list[FindingShown]
 
 
 class Setting(Shown):
-    """A setting in force; `option` is what changes it at the next start, empty if only code can."""
+    """A setting in force; `option` changes it at the next start, and is empty if only code can."""
 
     name: str
     section: Section

@@ -17,7 +17,7 @@ TEXT = r"^[^\x00-\x1f\x7f]+$"
 
 
 class AuditEntry(Shown):
-    """One thing that a person did."""
+    """One recorded action of a person."""
 
     id: str
     at_ms: int
@@ -30,7 +30,7 @@ class AuditEntry(Shown):
 
     @classmethod
     def of(cls, entry: AuditRecord) -> AuditEntry:
-        """Return the entry as it is shown."""
+        """Convert a record."""
         return cls.model_validate(entry, from_attributes=True)
 
 
@@ -56,7 +56,7 @@ async def list_entries(
     before: QueryId = None,
     limit: PageSize = 100,
 ) -> AuditPage:
-    """List what people did, newest first."""
+    """List the actions of people, newest first."""
     matching = AuditFilter(actor, action, target, since, until)
     found = await service.stores.audit.list(matching, before=before, limit=limit + 1)
     shown = [AuditEntry.of(entry) for entry in found[:limit]]

@@ -1,7 +1,8 @@
-"""Money over all runs: what they cost by day, model, graph, owner and node; the budgets of today; open bills.
+"""Money over all runs: their cost by day, model, graph, owner and node; the budgets of today; open bills.
 
-A day is a day in UTC, as that of the daily budgets. A run counts on the day on which it was submitted, with its
-recorded cost; what runs in progress have spent since is shown apart, and so is what is held for unresolved bills.
+Sums use days in UTC; budgets use the days of the server's time zone (`--day-zone`). A run counts on the day on which it
+was submitted, with its recorded cost. Later spending of runs in progress is shown separately, and so are the amounts
+held for unresolved bills.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ By = Annotated[
 
 
 class MoneySum(Shown):
-    """What a group of runs used; keys that it was not grouped by are null."""
+    """The usage of a group of runs; keys that it was not grouped by are null."""
 
     day: date | None = None
     model: str | None = Field(None, description="Empty for costs without a model, such as tools")
@@ -90,7 +91,7 @@ class MoneySum(Shown):
 
 
 class MoneyInProgress(Shown):
-    """Runs in progress: what they have spent beyond their recorded cost, and what their calls hold."""
+    """Runs in progress: their spending beyond their recorded cost, and the amount held for their calls."""
 
     runs: int
     spent_usd: float
@@ -98,14 +99,14 @@ class MoneyInProgress(Shown):
 
 
 class MoneyUnresolved(Shown):
-    """Runs with unresolved bills, and what is held for these: it is in no cost, and counts against budgets."""
+    """Runs with unresolved bills, and the amount held for these: it is in no cost, and counts against budgets."""
 
     runs: int
     held_usd: float
 
 
 class MoneyShown(Shown):
-    """What runs cost between two days, both included."""
+    """The cost of runs between two days, both included."""
 
     by: list[Key]
     since: date
@@ -119,7 +120,7 @@ class MoneyShown(Shown):
 
 
 class DayBudgetShown(Shown):
-    """A daily budget and what is taken of it; `limit_usd` and `left_usd` are null if it is unlimited."""
+    """A daily budget and its use; `limit_usd` and `left_usd` are null if it is unlimited."""
 
     level: Literal["all", "team", "owner"]
     name: str = Field(description="The team or the owner; empty for the budget of all")
@@ -216,9 +217,9 @@ async def money(
     owner: QueryId = None,
     graph_id: QueryId = None,
 ) -> MoneyShown:
-    """Sum what your own runs cost, of the last 30 days unless days are given; admins see all runs.
+    """Sum the costs of your own runs, of the last 30 days unless you set days; admins see all runs.
 
-    The sums outlive the runs: those that were removed still count.
+    The sums outlive the runs: removed runs still count.
     """
     keys = _keys(by)
     today = day_of(service.now_ms())
@@ -247,7 +248,7 @@ async def money(
 
 @router.get("/budgets")
 async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
-    """Return the budgets of today: that of all and your own; for admins, those of every owner and team of today."""
+    """Return today's budgets: the budget of all users and your own; admins get those of every owner and team."""
     now_ms = service.now_ms()
     zone = service.host.settings.zone
     day = day_of(now_ms, zone)
@@ -359,7 +360,7 @@ def _shown(one: SpendingSum, by_run: bool) -> MoneySum:
 
 
 def _submitted_between(first: date, last: date) -> tuple[int, int]:
-    """Return the milliseconds of the first moment, and of the first one after the last day."""
+    """Return the start of the first day and the end of the last one, in milliseconds."""
     days = (first - EPOCH).days, (last - EPOCH).days + 1
     return days[0] * 86_400_000, days[1] * 86_400_000
 
@@ -396,7 +397,7 @@ async def _unresolved(
 
 
 async def _owners(service: ServerState, day: date, of_keys: set[str]) -> list[str]:
-    """Return who has spent in runs today, or is spending, and the owners of gateway keys."""
+    """Return the owners who have spent on the day, those of active runs, and the owners of gateway keys."""
     number = (day - EPOCH).days
     spent = await service.stores.spending.sums(["owner"], SpendingFilter(number, number), limit=MAX_OWNERS)
     running = await service.stores.runs.list(statuses=CLAIMED, limit=MAX_OWNERS)

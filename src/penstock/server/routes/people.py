@@ -28,14 +28,14 @@ class PersonShown(Shown):
 
 
 class ErasedShown(Shown):
-    """What was erased of a person."""
+    """The result of erasing a person."""
 
     pseudonym: str
-    """What stands in place of the name."""
+    """The replacement for the name."""
     runs: int
     chats: int
     places: dict[str, int]
-    """Rows that were removed or renamed besides, by table and column."""
+    """Number of other rows that were removed or renamed, by table and column."""
     tokens: list[str]
     """Ids of the person's tokens, which are revoked."""
 
@@ -50,7 +50,7 @@ async def find_person(name: PathId, service: Service) -> PersonShown:
 
 @router.get("/{name}/export", response_class=Response, responses={200: {"content": {"application/x-ndjson": {}}}})
 async def export(name: PathId, service: Service, user: CurrentUser) -> Response:
-    """Export everything that is stored of a person, one JSON value per line."""
+    """Export everything that is stored about a person, one JSON value per line."""
     disposition = {"Content-Disposition": f'attachment; filename="person-{name.replace(":", "-")}.ndjson"'}
     await _places(service, name)
     audit.note(target="", owner=name)

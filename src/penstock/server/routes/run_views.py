@@ -68,9 +68,9 @@ async def explain(run_id: PathId, service: Service, user: CurrentUser) -> RunExp
 
 @router.get("/{run_id}/budgets")
 async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> BudgetList:
-    """Return what is spent, held and left of the run's own budget and of the daily budgets above it.
+    """Return the spent, held and remaining amounts of the run's own budget and of the daily budgets above it.
 
-    The figures are those of the ledger, which every server sees; budgets inside a run are in its `budget` events.
+    The figures come from the ledger, which every server sees; budgets inside a run are in its `budget` events.
     """
     run = await readable_run(service, run_id, user)
     seq = await service.stores.events.last_seq(run_id)
@@ -80,12 +80,12 @@ async def get_budgets(run_id: PathId, service: Service, user: CurrentUser) -> Bu
 
 @router.get("/{run_id}/calls/{call_id}")
 async def get_call(run_id: PathId, call_id: PathId, service: Service, user: CurrentUser) -> CallPayload:
-    """Return what a call was given and returned, if the operator records that; `recording` is `off` otherwise."""
+    """Return the recorded request and response of a call; `recording` is `off` if nothing is stored."""
     run = await readable_run(service, run_id, user)
     payload = await service.stores.payloads.get(run_id, call_id)
     oldest_ms = service.now_ms() - round(service.host.settings.keep_payload_days * DAY_S * 1_000)
     if payload is not None and payload.epoch == run.epoch and payload.at_ms >= oldest_ms:
-        return CallPayload.of(payload)  # that of an earlier epoch is another call's: ids begin anew with each claim
+        return CallPayload.of(payload)  # in an earlier epoch, the id was another call's: ids restart with each claim
     tree = await service.trees.tree(service.stores.events, run_id)
     ended_ms = tree.end_of(call_id)
     if ended_ms is None and not tree.left_out:
@@ -109,5 +109,5 @@ async def _node_ends(service: ServerState, run_id: str) -> dict[str, Any]:
     while page := await service.stores.events.read(run_id, place, PAGE):
         ends |= node_ends((event.type, public(event).data) for event in page)
         place = page[-1].seq
-        await asyncio.sleep(0)  # a long log must not keep the loop from others
+        await asyncio.sleep(0)  # a long log must not block the event loop
     return ends

@@ -57,7 +57,7 @@ router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[KNOWN_QUERY]
 MAX_SEQ = 2**53 - 1
 EXPORT_PAGE = 200
 MAX_COUNTED = 10_000
-"""Number of runs at which counting stops: to count more takes a long scan."""
+"""Number of runs at which counting stops: a larger count needs a long scan."""
 Stream = Annotated[bool, Query(description="Respond with a stream of the run's events")]
 Place = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 Origin = Literal["run", "chat", "fork", "replay"]
@@ -91,8 +91,8 @@ async def list_runs(
 ) -> RunPage:
     """List your own runs, newest first; admins see all runs.
 
-    Runs in progress have `live` figures: what they have spent, and what their calls hold. With `count`, `total` is the
-    number of runs that match on all pages; 10,000 stands for that many or more.
+    Runs in progress have `live` figures: their spending and the amounts held for their calls. With `count`, `total` is
+    the number of runs that match on all pages; 10,000 stands for that many or more.
     """
     if before is not None:
         await check_cursor("run", service.stores.runs.get(before), user)
@@ -208,7 +208,7 @@ async def list_bills(run_id: PathId, service: Service, user: CurrentUser) -> Bil
 
 @router.post("/{run_id}/bills/resolve")
 async def resolve_bill(run_id: PathId, body: ResolveBill, service: Service, user: CurrentUser) -> RunShown:
-    """Settle an unresolved bill of an ended run at what its call really cost, which may be more than its hold.
+    """Settle an unresolved bill of an ended run at the real cost of its call, which may be more than its hold.
 
     The event `bill.resolved` records who did it. 409 if the run has no such bill, it was resolved already, or the run
     has continued.

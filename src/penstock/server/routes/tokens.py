@@ -35,7 +35,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]+$"
 MAX_PATTERNS = 100
 MAX_DAYS = 366
 IN_ENVIRONMENT = "env-"
-"""Beginning of the ids under which tokens of the environment are listed."""
+"""Prefix of the ids of tokens of the environment in lists."""
 
 
 class NewToken(Body):
@@ -80,11 +80,11 @@ class NewToken(Body):
 
 
 class DaySpend(Shown):
-    """What a gateway key has spent on one day (UTC)."""
+    """The spending of a gateway key on one day of the server's budgets."""
 
     day: date
     limit_usd: float | None
-    """Most that the key may spend on the day: its daily budget, or what is left of its whole budget if less."""
+    """Maximum spending of the key on the day: its daily budget, or the rest of its whole budget if that is less."""
     spent_usd: float
     held_usd: float
     """Held for calls under way."""
@@ -115,7 +115,7 @@ class DaySpend(Shown):
 
 
 class GatewayKeyShown(Shown):
-    """The budgets of a gateway key, and what it has spent today."""
+    """The budgets of a gateway key, and its spending today."""
 
     team: str
     daily_usd: float | None
@@ -127,14 +127,14 @@ class GatewayKeyShown(Shown):
 
 
 class SpendShown(Shown):
-    """What a gateway key has spent, day by day, oldest first; days without calls are included."""
+    """The spending of a gateway key, day by day, oldest first; days without calls are included."""
 
     token_id: str
     days: list[DaySpend]
 
 
 class KeyRunShown(Shown):
-    """What one run of a gateway key has used on a day."""
+    """The usage of one run of a gateway key on a day."""
 
     run: str = Field(description="The run that the requests named; `day` if they named none")
     spent_usd: float
@@ -172,7 +172,7 @@ class KeyRunList(Shown):
 
 
 class KeyBillShown(Shown):
-    """A call of a gateway key whose bill is unknown, and what is held for it."""
+    """A call of a gateway key whose bill is unknown, and the amount held for it."""
 
     call_id: str = Field(description="Its id; the log of the gateway has the model and the time under the same id")
     run: str = Field(description="The run that the request named; `day` if it named none")
@@ -182,7 +182,7 @@ class KeyBillShown(Shown):
 
 
 class KeyBillList(Shown):
-    """The unresolved bills of a gateway key, those of the earliest day first, and what they hold together."""
+    """The unresolved bills of a gateway key, earliest day first, and the total amount held for them."""
 
     token_id: str
     bills: list[KeyBillShown]
@@ -237,7 +237,7 @@ class TokenList(Shown):
 
 
 class CreatedToken(Shown):
-    """A new token and its secret, which is shown this once."""
+    """A new token and its secret, which is shown only once."""
 
     token: TokenShown
     secret: str
@@ -254,7 +254,7 @@ async def list_tokens(
 ) -> TokenList:
     """List the tokens of the database and of the server's environment; never secrets.
 
-    Gateway keys have their budgets, and what they have spent today.
+    Gateway keys have their budgets and their spending today.
     """
     found = await service.stores.tokens.list(kinds=() if kind is None else (kind,), before=before, limit=limit + 1)
     own = request.state.token
@@ -266,7 +266,7 @@ async def list_tokens(
 
 @router.get("/{token_id}/spend")
 async def spend(token_id: PathId, service: Service, days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 30) -> SpendShown:
-    """Return what a gateway key has spent on each of the last days of the server's budgets, today included."""
+    """Return the spending of a gateway key on each of the last days of the server's budgets, today included."""
     key, zone = await _found_key(service, token_id), service.host.settings.zone
     ledger, wanted = AsyncLedger(service.stores.ledger), days_until(key, day_of(service.now_ms(), zone), zone)[-days:]
     return SpendShown(token_id=token_id, days=[DaySpend.of(await spend_on(ledger, key, day, zone)) for day in wanted])
@@ -297,7 +297,7 @@ async def bills(token_id: PathId, service: Service) -> KeyBillList:
 
 @router.post("/{token_id}/bills/resolve")
 async def resolve_bill(token_id: PathId, body: CostOfKey, service: Service) -> KeyBillList:
-    """Settle an unresolved bill of a gateway key at what its call cost; return the bills that are left.
+    """Settle an unresolved bill of a gateway key at the cost of its call; return the remaining bills.
 
     The amount may be more than the hold. The audit log records who did it. 409 if the key has no such bill.
     """
@@ -307,7 +307,7 @@ async def resolve_bill(token_id: PathId, body: CostOfKey, service: Service) -> K
 
 @router.post("/{token_id}/bills/release")
 async def release_bill(token_id: PathId, body: BillOfKey, service: Service) -> KeyBillList:
-    """Release an unresolved bill of a gateway key, whose call cost nothing; return the bills that are left."""
+    """Release an unresolved bill of a gateway key, whose call cost nothing; return the remaining bills."""
     return await _resolved(service, token_id, body.call_id, None)
 
 
@@ -345,7 +345,7 @@ async def create(body: NewToken, request: Request, service: Service, user: Curre
 
 @router.post("/{token_id}/revoke")
 async def revoke(token_id: PathId, request: Request, service: Service, user: CurrentUser) -> TokenShown:
-    """Revoke a token: this server refuses it at once, others within a second; a revoked one stays as it is.
+    """Revoke a token: this server refuses it at once, others within a second; a revoked token stays as it is.
 
     409 for the token of this request, for the last admin's, and for a token of the environment.
     """
@@ -408,7 +408,7 @@ async def _shown(service: ServerState, token: TokenRecord, own: Token | None) ->
 async def _gateway_key(service: ServerState, key: TokenRecord) -> GatewayKeyShown:
     limits, today = key.limits or {}, None
     zone = service.host.settings.zone
-    with suppress(LedgerUnavailable):  # the figures are only shown
+    with suppress(LedgerUnavailable):  # the figures are only for display
         day = day_of(service.now_ms(), zone)
         today = DaySpend.of(await spend_on(AsyncLedger(service.stores.ledger), key, day, zone))
     return GatewayKeyShown(

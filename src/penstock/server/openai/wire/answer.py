@@ -1,4 +1,4 @@
-"""The answer of a run: its events, folded to what a client of a chat model sees.
+"""The answer of a run: its events, folded to the view of a chat model's client.
 
 A graph may have many agents, and most of their output goes to each other. The answer comes from the nodes whose output
 is the graph's output: `answering_nodes` finds them in the document. The first of them to emit output is the answering
@@ -108,12 +108,12 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class ClientCalls:
-    """Calls of the client's tools: the answer to this request, and the run waits for their results."""
+    """Calls of the client's tools: they end the answer to this request, and the run waits for their results."""
 
     approval_id: str
     """The stored question that the results answer."""
     calls: tuple[ToolCalled, ...]
-    """Their ids are those that the client sends back."""
+    """The calls, with the ids that the client sends back."""
     spent: Spent = field(default=Spent(), compare=False)
     """Usage since the request."""
 
@@ -242,7 +242,7 @@ class AnswerBuilder:
     _round_start: int = 0
     """Index of the first item since the client returned results."""
     _answered: set[str] = field(default_factory=set)
-    """Those of them that were answered."""
+    """Ids of the client's questions that were answered."""
 
     @property
     def rounds(self) -> int:
@@ -260,7 +260,7 @@ class AnswerBuilder:
         return QuestionsChanged(self._questions)
 
     def add(self, event: HostedEvent) -> Iterator[AnswerPiece]:
-        """Yield what the event adds to the answer; `ended` is set only while the end is the newest event."""
+        """Yield the pieces that the event adds to the answer; `ended` is set only while the end is the newest event."""
         self.ended = None
         if event.type == "text.delta":
             if self._is_answering(event.data):

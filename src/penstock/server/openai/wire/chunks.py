@@ -23,7 +23,7 @@ from penstock.server.openai.wire.answer import (
 
 Json = dict[str, Any]
 PLACE = "\u2063text\u2063"
-"""Stands where the text of a chunk goes; nothing after it in a chunk is a client's."""
+"""Placeholder for the text of a chunk; no data from a client follows it in a chunk."""
 
 WAITING: Json = {"status": "waiting"}
 """Status of a run that waits for results of the client's tools, or for a person."""
@@ -45,7 +45,7 @@ class Completion:
     """How often the client had returned results of its tools before."""
     _has_text: bool = field(default=False, init=False)
     _around: tuple[bytes, bytes] | None = field(default=None, init=False)
-    """What comes before and after the text in each chunk that has one, encoded."""
+    """The encoded bytes before and after the text in each chunk that has one."""
 
     @property
     def id(self) -> str:
@@ -57,7 +57,7 @@ class Completion:
         return self._chunk({"role": "assistant", "content": "", "refusal": None}, penstock=self._facts())
 
     def framed_text(self, piece: TextAdded, frame: Callable[[Json], bytes], encode: Callable[[str], bytes]) -> bytes:
-        """Return the frame of a piece of text, as `frame` makes it of its chunk; all but the text is encoded once."""
+        """Return the frame of a piece of text, equal to `frame` of its chunk; all but the text is encoded only once."""
         if self._around is None:
             before, _, after = frame(self._chunk({"content": PLACE})).rpartition(encode(PLACE))
             self._around = before, after
@@ -89,9 +89,9 @@ class Completion:
                 yield {**self._chunk({}), "choices": [], "usage": usage(piece)}
 
     def whole(self, text: str, end: Ended | ClientCalls | QuestionsChanged) -> Json:
-        """Return the whole completion as one object; `text` is what was emitted up to `end`.
+        """Return the whole completion as one object; `text` is the text emitted up to `end`.
 
-        A run that waits for a person is no error and has no answer: its completion has the questions, and no usage yet.
+        A run that waits for a person is not an error. Its completion has the questions, no answer and no usage yet.
         """
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         finish, about = "stop", self._facts()
@@ -192,7 +192,7 @@ def usage(spent: Ended | Spent) -> Json:
 
 
 def tokens_of(spent: Ended | Spent) -> tuple[int, int]:
-    """Return the input and output tokens of a request: those of its run without those of earlier requests."""
+    """Return the input and output tokens of a request: the tokens of its run, less the tokens of earlier requests."""
     if isinstance(spent, Spent):
         return spent.tokens_in, spent.tokens_out
     return spent.tokens_in - spent.before.tokens_in, spent.tokens_out - spent.before.tokens_out

@@ -1,7 +1,7 @@
-"""What a request wants of the model: tools of the client, a tool choice, settings, an output format.
+"""Options of a request for the model: tools of the client, a tool choice, settings, an output format.
 
-Every parameter is applied or refused by name, never dropped: what has no effect on the answer is not read here, and is
-listed in `ignored`. A parameter at its neutral value, such as a penalty of 0, wants nothing. Knows nothing of graphs.
+Every parameter is applied or refused by name, never dropped. A parameter without effect on the answer is not read here,
+and is listed in `ignored`. A parameter at its neutral value, such as a penalty of 0, sets nothing. Knows no graphs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNSUPPORTED: Mapping[str, Callable[[Any], bool]] = {
     "max_tool_calls": lambda _: True,
     "prompt": bool,
 }
-"""Parameters that change the answer and that this server cannot apply, with the values that do."""
+"""Parameters that this server cannot apply, each with a test for values that would change the answer."""
 INSTEAD: Mapping[str, str] = {
     "functions": "; send `tools`",
     "function_call": "; send `tool_choice`",
@@ -55,7 +55,7 @@ class UnsupportedParameter(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request wants of the model."""
+    """Options of a request for the model."""
 
     tools: tuple[dict[str, Any], ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Options:
 
 
 def read_options(body: ChatCompletionBody | ResponseBody) -> Options:
-    """Return what the request wants of the model; raise UnsupportedParameter or InvalidValue with the parameter."""
+    """Return the options of the request; raise UnsupportedParameter or InvalidValue with the parameter."""
     _check_supported(body)
     given = {**_sampling(body), **_lengths(body)}
     settings = {setting: value for setting, (_, value) in given.items()}
@@ -79,7 +79,7 @@ def read_options(body: ChatCompletionBody | ResponseBody) -> Options:
     if choice == "required" and not tools:
         raise InvalidValue("tool_choice", choice, "auto or none in a request without tools")
     if choice == "none":
-        tools = ()  # offered, they could be called
+        tools = ()  # the model could call tools that it is offered
     if tools:
         params["tools"] = "tools"
         if choice not in (None, "auto"):
@@ -222,7 +222,7 @@ def _check_schema(schema: Any, where: str) -> None:
 
 
 def _schema_problems(schema: Any, where: str, depth: int) -> Iterator[InvalidValue]:
-    """Yield what is wrong with the keywords that are read when an answer is checked."""
+    """Yield the problems of the keywords that the check of an answer reads."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):

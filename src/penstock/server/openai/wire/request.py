@@ -5,8 +5,8 @@ in `ignored`, so that a client can see what had no effect. A null field counts a
 every field they know.
 
 Tool calls of earlier answers and their results are turns with text; `with_rounds` joins the calls of the client's own
-tools and their results to one turn that keeps their ids. `options` reads what a request wants of the model. Pictures
-and files are accepted only as `data:` URLs; no URL is fetched. Knows nothing of graphs.
+tools and their results to one turn that keeps their ids. `options` reads the options for the model. Pictures and
+files are accepted only as `data:` URLs; no URL is fetched. Knows no graphs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class InvalidPart(InvalidValue):
-    """A part of a request that is wrong beside the others, such as a repeated name; its message is the problem."""
+    """A part of a request that conflicts with others, such as a repeated name; its message is the problem."""
 
     def __init__(self, field: str, value: object, problem: str) -> None:
         super().__init__(field, value, problem)
@@ -446,7 +446,7 @@ def with_rounds(turns: Sequence[Turn]) -> list[Turn]:
     """Join the calls of each answer and their results to one turn, which a model gets as calls and results.
 
     Raise InvalidValue for a result without a call, for two results of one call, and for a call of this server that has
-    no result. Calls without results from elsewhere stay text, such as those that a graph's own tools have answered.
+    no result. Other calls without results stay text, such as those that a graph's own tools have answered.
     """
     joined: list[Turn] = []
     at = 0
@@ -507,7 +507,7 @@ def _round(answers: Sequence[Turn], results: Sequence[Turn]) -> list[Turn]:
 
 
 def _arguments(text: str) -> Any:
-    """Return the arguments of a call as an object; as text if they are none."""
+    """Return the arguments of a call as an object; as text if they are not one."""
     try:
         value = json.loads(text or "{}")
     except ValueError:
