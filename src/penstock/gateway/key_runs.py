@@ -1,7 +1,7 @@
-"""The runs of gateway keys: what each has used on its day, and the removal of those that are long past.
+"""The runs of gateway keys: the usage of each on its day, and the removal of old ones.
 
 A run of the gateway is an account of the ledger, below that of its key for the day, so every gateway on the database
-counts at the same one. What a removed run has used stays counted at its key.
+counts on the same one. The usage of a removed run stays counted on its key.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ _VERBS: Mapping[str, Form] = MappingProxyType(
         "invoke-with-response-stream": replace(_INVOKE, streams=True),
     }
 )
-"""Forms of paths that name the model, by what follows it."""
+"""Forms of paths that name the model, by the part of the path after the name."""
 _MODEL_PATH = re.compile(
     r"/(?:models|tunedModels|endpoints)/([^/]+):(generateContent|streamGenerateContent|embedContent|batchEmbedContents)$"
     r"|/publishers/anthropic/models/([^/]+):(rawPredict|streamRawPredict)$"
@@ -210,9 +210,9 @@ is atomic."""
 
 
 def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> Form | None:
-    """Return the form of the model request that is sent there; None if it is no model request, or a free one.
+    """Return the form of the model request with this method and address; None if it is no model request, or a free one.
 
-    `headers` tell the official clients: what they post to an unknown path is a request of unknown cost at every host.
+    `headers` identify the official clients: their POSTs to unknown paths are requests of unknown cost at every host.
     """
     if method.upper() != "POST":
         return None

@@ -40,10 +40,10 @@ AUDIO_BYTES_PER_CHARACTER = 16_384
 VECTOR_BYTES = 262_144
 """Allowed for each vector: 8,192 numbers of 32 characters."""
 
-_IMAGES = ("image", "image_url", "input_image")  # no set: a schema may have a list as its "type"
+_IMAGES = ("image", "image_url", "input_image")  # no set: the "type" of a schema may be a list, which has no hash
 _GEMINI_CONFIGS = ("generationConfig", "generation_config")
 COMMON_PATHS = ("messages", "ollama")
-"""APIs whose paths other services have too: a body that cannot be read is not taken for a model request there."""
+"""APIs whose paths other services have too: an unreadable body is not treated as a model request there."""
 _OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
 _RETRY_COUNT = "x-stainless-retry-count"
 _AWS_ATTEMPT = re.compile(r"attempt=([1-9]\d{0,2})\b")
@@ -60,7 +60,7 @@ class ModelRequest:
     """Empty if the request names no model."""
     streams: bool
     input_tokens: int
-    """Upper-bound estimate; of speech, the characters to speak."""
+    """Upper-bound estimate; for speech, the number of characters to speak."""
     output_tokens: int | None
     """Maximum output of each answer; None if the client sets none."""
     answers: int
@@ -167,7 +167,7 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
 
 
 def _may_be_json(headers: Mapping[str, str], content: bytes) -> bool:
-    """Whether a server may read JSON where it cannot be read here: it is compressed, too deep, or not quite JSON."""
+    """Whether a server may be able to parse a body that we cannot: compressed, too deep, or not quite JSON."""
     is_compressed = bool(headers.get("content-encoding")) or content.startswith(b"\x1f\x8b")
     return is_compressed or content.lstrip()[:1] == b"{"
 
@@ -190,7 +190,7 @@ def _may_cost(form: Form, fields: Mapping[str, str] | None) -> bool:
 
 
 def _of_vendor(form: Form, body: Mapping[str, Any]) -> Form:
-    """Return the form of an invocation by what is in its body, which is the vendor's own."""
+    """Return the form of an invocation, recognised by the vendor's own fields in its body."""
     if form.api != "invoke" or any(_at(body, cap) is not None for cap in form.caps):
         return form
     if "anthropic_version" in body:
@@ -264,7 +264,7 @@ def image_tokens(model: str, image: object) -> int:
 
 
 def _is_original(image: object) -> bool:
-    """Whether an image is to be seen in its own size, which models of OpenAI offer."""
+    """Whether an image is sent at its original size, an option of OpenAI's models."""
     if not isinstance(image, dict):
         return False
     nested = image.get("image_url")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WEIGHT_PER_TOKEN = 32
-"""Text is weighed in whole numbers: so much is one token."""
+"""Weight of one token; weights are whole numbers."""
 WEIGHT_PER_BYTE = 8
 """Maximum weight of a byte of UTF-8."""
 _PLAIN, _DENSE_EXTRA, _REPEATED_LESS = 8, 16, 7

@@ -111,7 +111,7 @@ def _socket_of(chunks: Any) -> Any:
 
 
 def _received(exchange: Exchange, outgoing: Outgoing, response: Any, close: Method, cut: Method) -> Sink | None:
-    """Return what reads the body; None for a non-success response, whose body is limited in size alone."""
+    """Return the reader of the body; None for a non-success response, whose body is limited in size alone."""
     headers = {name.lower(): value for name, value in response.headers}
     coding = headers.get("content-encoding", "")
     if response.status < 300:
@@ -203,7 +203,7 @@ def _do_stream(original: Method) -> Method:
 
 
 def _contained(request: Any) -> tuple[Terms, Outgoing, ModelRequest] | None:
-    """Return what a contained model call needs; None for other requests."""
+    """Return the terms, the request and the parsed model call of a contained call; None for other requests."""
     if not may_apply(request.method.upper()):
         return None
     outgoing = Outgoing(request)
