@@ -97,7 +97,7 @@ def _is_remote(image: object) -> bool:
 
 
 def _is_paged(part: Mapping[str, Any]) -> bool:
-    """Whether an object is a document or a video as Gemini has it."""
+    """Whether an object is a document or a video in Gemini's format."""
     inline = part.get("inlineData") or part.get("inline_data")
     if not isinstance(inline, dict):
         return False

@@ -80,10 +80,10 @@ def _addresses(url: str) -> dict[str, str]:
     return {
         "PENSTOCK_GATEWAY_URL": url,
         "OPENAI_BASE_URL": openai,
-        "OPENAI_API_BASE": openai,  # what LangChain and aider read
+        "OPENAI_API_BASE": openai,  # read by LangChain and aider
         "ANTHROPIC_BASE_URL": f"{url}/anthropic",
         "GOOGLE_GEMINI_BASE_URL": f"{url}/gemini",
-        "GEMINI_API_BASE": f"{url}/gemini/v1beta",  # what LiteLLM reads, and it adds no version
+        "GEMINI_API_BASE": f"{url}/gemini/v1beta",  # read by LiteLLM, which adds no version
     }
 
 

@@ -55,7 +55,8 @@ def run_account(key_id: str, run: str, day: date) -> str:
 
 
 def call_id_of(ledger_key: str) -> str:
-    """Return the id of a call of the gateway, without the key that has paid for it, from its key in the ledger."""
+    """Return the id of a gateway call from its key in the ledger, without the id of the gateway key that paid for it.
+    """
     return ledger_key.removeprefix(GATEWAY_RUNS).partition(":")[2]
 
 
@@ -76,7 +77,7 @@ async def limit_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinf
 
 
 async def spend_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo = UTC) -> KeySpend:
-    """Return what the key has spent on the day; raises LedgerUnavailable."""
+    """Return the key's spending on the day; raises LedgerUnavailable."""
     limit_nanos, balance = await limit_on(ledger, key, day, zone), await _balance(ledger, key_account(key.id, day))
     if balance is None:
         return KeySpend(day, limit_nanos)

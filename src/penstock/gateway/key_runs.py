@@ -77,7 +77,7 @@ async def swept(store: LedgerStore, keep_days: float, zone: tzinfo, clock: Clock
     async def sweep() -> None:
         ledger, kept_ms = AsyncLedger(store), round(max(keep_days, DAYS_KEPT) * DAY_MS)
         while True:
-            with suppress(LedgerUnavailable):  # the next hour is soon enough
+            with suppress(LedgerUnavailable):  # the sweep of the next hour is soon enough
                 before = day_of(max(0, clock.time_ns() // 1_000_000 - kept_ms), zone)
                 if removed := await remove_past_runs(ledger, before):
                     _logger.info("removed %d runs of gateway keys from before %s", removed, before)

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Processes:
-    """The gateways on one ledger, as one of them sees them."""
+    """The gateways on one ledger, from the point of view of one of them."""
 
     def __init__(self, store: LedgerStore, mark: str, clock: Clock = SYSTEM_CLOCK) -> None:
         """`mark` identifies this process; it is part of the keys of its calls."""
@@ -51,7 +51,7 @@ class Processes:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Beat, and look after dead gateways, inside the block."""
-        with suppress(LedgerUnavailable):  # a busy database: the next beat is soon enough
+        with suppress(LedgerUnavailable):  # a busy database: the next beat comes soon enough
             await self.beat()
         watching = asyncio.create_task(self._watch(), name="penstock gateway processes")
         try:

@@ -48,9 +48,9 @@ def close_scope(terms: Terms) -> None:
 def terms_for(
     method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None
 ) -> Terms | None:
-    """Return the terms that apply to this request; None if it is sent as it is. Raises if it is refused.
+    """Return the terms that apply to this request; None if it is sent unchanged. Raises if it is refused.
 
-    `content` is its body, where that is known: outside of any scope it tells model requests from others.
+    `content` is its body, if that is known: outside of any scope it distinguishes model requests from others.
     """
     scopes = _open_scopes.get()
     if scopes:

@@ -39,7 +39,7 @@ class Interruption:
         self._timer: asyncio.TimerHandle | None = None
         token = context._token
         self._remove = token.add_callback(self._on_cancel)
-        # After the callback is there, so that a stop in between is seen by one of the two, or by both.
+        # Checked after the callback was added, so that a stop in between is seen by one of the two, or by both.
         if token.cancellation is not None and token.cancellation.cause != "shutdown":
             self._loop.call_soon(self._send, context=Context())
         left_s = token.seconds_left()

@@ -84,9 +84,9 @@ def open_terms() -> list[Terms]:
 
 
 def judge(method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> Terms | None:
-    """Return the terms of the run that adopts the request; None if it is sent as it is. Raises if it is refused.
+    """Return the terms of the run that adopts the request; None if it is sent unchanged. Raises if it is refused.
 
-    `content` is its body, where that is known.
+    `content` is its body, if that is known.
     """
     if not _is_model_request(method, host, path, headers, content):
         return None

@@ -115,7 +115,7 @@ class Exchange:
             refuse(self.call, Stop(StopReason.HOOK_DENIED, why, self.call.context.name))
 
     def refusal(self) -> Halted | CancelledError:
-        """Return the error of a call that is not sent; it says what to do if its body could not be made smaller."""
+        """Return the error for a call that is not sent, with advice if its body could not be made smaller."""
         stop = self.call.stop
         assert stop is not None
         if self.request.is_fixed and self.request.form.output == "text" and stop.unit in ("usd", "tokens"):
@@ -164,7 +164,7 @@ class Exchange:
     def refused_by(self, status: int, host: str = "", path: str = "", location: str | None = None) -> None:
         """Settle a response with a non-success status; raise if the client must not retry.
 
-        `location` is where the client is sent to from that host and path; what it sends there is a call of its own.
+        `location` is the target of a redirect from that host and path; a request to it is a call of its own.
         """
         if location is not None:
             note_redirect(self.request.form, host, path, location)
@@ -255,7 +255,7 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
 
 
 def refuse_after_stop(terms: Terms, what: str) -> None:
-    """Raise what a model call of these terms would raise if its run has ended or was stopped."""
+    """Raise the error of a model call of these terms if its run has ended or was stopped."""
     context = innermost(terms.context)
     _must_be_open(context, what)
     token = context._token

@@ -123,7 +123,7 @@ class ModelRequest:
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         try:
             return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can say and UTF-8 cannot
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can express and UTF-8 cannot
             return json.dumps(body, separators=(",", ":")).encode()
 
     def _cap_for(self, host: str) -> str:
@@ -258,7 +258,7 @@ def _most_input_tokens(form: Form, body: Mapping[str, Any], size: int, model: st
 
 
 def image_tokens(model: str, image: object) -> int:
-    """Return more tokens than the model counts for an image, however large it is."""
+    """Return an upper bound of the tokens that the model counts for an image, whatever its size."""
     of_model = max((tokens for part, tokens in _IMAGE_TOKENS_OF if part in model), default=IMAGE_TOKENS)
     return max(of_model, ORIGINAL_IMAGE_TOKENS) if _is_original(image) else of_model
 
@@ -288,7 +288,7 @@ def _images(root: object) -> Iterator[object]:
 
 
 def _is_inline_image(part: Mapping[str, Any]) -> bool:
-    """Whether an object is an image as Gemini or Bedrock have it."""
+    """Whether an object is an image in the format of Gemini or Bedrock."""
     inline = part.get("inlineData") or part.get("inline_data")
     if isinstance(inline, dict):
         return _text(inline.get("mimeType") or inline.get("mime_type")).startswith("image/")

@@ -1,8 +1,8 @@
-"""lm15, which DSPy has a copy of: an HTTP client on plain sockets.
+"""lm15, of which DSPy contains a copy: an HTTP client on plain sockets.
 
-This module never imports it. The method of its transport that opens a stream is wrapped; a response is an iterator of
-chunks, and gets one that passes them through the exchange. A stop before the response releases the caller of a sync
-request, and its connection lasts until its read times out; during the response, the connection is cut.
+This module never imports it. The method of its transport that opens a stream is wrapped. A response is an iterator of
+chunks, and is replaced by one that passes them through the exchange. A stop before the response releases the caller of
+a sync request, and its connection lasts until its read times out; during the response, the connection is cut.
 """
 
 from __future__ import annotations
