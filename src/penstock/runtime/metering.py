@@ -27,7 +27,7 @@ _binding = threading.Lock()
 
 
 class Metered(Protocol):
-    """A context, as far as its usage is measured."""
+    """The part of a context that its usage needs."""
 
     _run: Run
     _account: Account

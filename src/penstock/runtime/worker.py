@@ -79,7 +79,7 @@ class Job:
     def __init__(
         self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None], *, is_counted: bool = False
     ) -> None:
-        """With `is_counted`, for functions of users: it is refused while too many of those hang, and may be one."""
+        """`is_counted`, for functions of users: refuse the job while too many of those hang; count it if it hangs."""
         self.fn = fn
         self.is_counted = is_counted
         self.context = contextvars.copy_context()

@@ -287,7 +287,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
         super()._emit_lifecycle(event_type, node, data)
 
     def _emit_recovery(self, event_type: str, node: int, data: Mapping[str, Any]) -> None:
-        """Emit what the error policy of a failed node does."""
+        """Emit the retry or the replacement by which the error policy recovers a failed node."""
         assert self._audience is not None
         self._audience.emit(self._event(event_type, node, dict(data)))
 
