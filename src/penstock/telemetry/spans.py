@@ -349,7 +349,7 @@ class SpanWriter:
             self.written += 1
 
     def _totals(self, ended: CallEnded | None) -> Attributes:
-        """Return what the run used, in total and of its limits."""
+        """Return the run's usage, in total and relative to its limits."""
         stats = self._graph.stats(self._context._source)
         totals: Attributes = {
             "penstock.tokens.input": stats.total_input_tokens,
