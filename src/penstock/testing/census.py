@@ -52,7 +52,7 @@ class _Count:
 
 
 class Census:
-    """One comparison of before and after; made by `census()`."""
+    """One comparison of a process before and after a block; made by `census()`."""
 
     def __init__(self, grace_s: float) -> None:
         self._steps = max(1, round(grace_s / STEP_S))

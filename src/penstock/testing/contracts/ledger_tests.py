@@ -1,4 +1,4 @@
-"""What the contracts of ledger stores share: how a store is made for a test, and how the tests use it."""
+"""The common part of the contracts of ledger stores: making a store for a test, and using it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LedgerStoreTests(ABC):
         return {name: getattr(self.store.balance(account), name) for name in FIGURES}
 
     def at_once(self, work: Callable[[int], T], threads: int | None = None) -> list[T]:
-        """Return what `work` returns on each thread; the threads yield to each other at every line of the store."""
+        """Return the results of `work` on each thread; the threads yield to each other at every line of the store."""
         package = type(self.store).__module__.partition(".")[0]
         return at_once(threads or self.threads, work, within=package)
 

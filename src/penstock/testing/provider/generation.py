@@ -14,7 +14,7 @@ from penstock.testing.provider.request import CHARACTERS_PER_TOKEN, WireRequest,
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was generated, and what the answer reports about it."""
+    """The generated output, and the answer's report of it."""
 
     text: str
     tool_calls: tuple[ToolCall, ...]

@@ -43,7 +43,7 @@ def vector(text: str) -> list[float]:
 
 
 def counted(usage: tuple[int, int]) -> dict[str, int]:
-    """Return the usage as images and sound have it."""
+    """Return the usage in the format of images and sound."""
     taken, given = usage
     return {"input_tokens": taken, "output_tokens": given, "total_tokens": taken + given}
 
