@@ -4,9 +4,9 @@ An `AgentLoop` does one iteration at a time; the executor decides whether there 
 own: it is all in the `LoopData` of the context, so that one loop serves any number of executions at once. You can
 implement both protocols yourself.
 
-The execution under way has the hooks, the consumer of deltas and who approves tool calls. It is carried in a context
+The execution under way has the hooks, the consumer of deltas and the approver of tool calls. It is carried in a context
 variable, so that every model and every tool finds it, also inside a loop of your own. This module knows no models and
-no tools; `hooks` has what a hook may implement.
+no tools; `hooks` has the methods that a hook may implement.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ class Model:
                         stream_to.emit(context, TextDelta(piece, source))
                     elif isinstance(piece, ModelResponse):
                         if piece.usage is not None:
-                            call.usage = None  # the final usage replaces what was reported on the way
+                            call.usage = None  # the final usage replaces intermediate reports
                         return piece
                     elif isinstance(piece, Usage):
                         call.usage = piece
