@@ -55,8 +55,7 @@ def run_account(key_id: str, run: str, day: date) -> str:
 
 
 def call_id_of(ledger_key: str) -> str:
-    """Return the id of a gateway call from its key in the ledger, without the id of the gateway key that paid for it.
-    """
+    """Return the id of a gateway call from its key in the ledger, without the id of the gateway key."""
     return ledger_key.removeprefix(GATEWAY_RUNS).partition(":")[2]
 
 

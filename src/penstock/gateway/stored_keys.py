@@ -236,12 +236,12 @@ class StoredKeys:
         except LedgerError:
             if not parent.startswith(TEAMS):
                 raise
-            # The owner was in another team today: what was counted there stays, and the day ends there.
+            # The owner was in another team today: usage counted there stays there until the end of the day.
 
     async def _end_oldest(self) -> None:
         while len(self._runs) >= MAX_RUNS:
             idle = next((account for account, run in self._runs.items() if not run.requests), None)
-            if idle is None:  # as many requests at once: their number has limits of its own
+            if idle is None:  # as many requests at once: other limits apply to their number
                 return
             await self._runs.pop(idle).end()
 

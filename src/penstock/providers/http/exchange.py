@@ -59,7 +59,7 @@ class Terms:
     floor: int
     """Smallest output limit a request is clamped to."""
     error_bill: ErrorBill | None = None
-    """What error answers cost; None decides by the status."""
+    """Cost of error answers; None decides by the status."""
 
 
 class Exchange:

@@ -45,7 +45,7 @@ class Form:
     caps: tuple[str, ...] = ()
     """Fields that limit the output, nested ones with dots."""
     output: Output = "text"
-    """What is billed as output: text that the caps limit, nothing, or something that cannot be estimated."""
+    """Kind of the billed output: text that the caps limit, nothing, or output that cannot be estimated."""
     default_cap: int | None = None
     """Maximum output that the provider applies to a request that sets none; None if it applies no small one."""
     streams: bool | None = None

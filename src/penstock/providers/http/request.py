@@ -296,7 +296,7 @@ def _is_inline_image(part: Mapping[str, Any]) -> bool:
 
 
 def _answers(wanted: object) -> int:
-    """Return how many answers are billed; "5" and 5.0 count as five, since a server may accept them."""
+    """Return the number of billed answers; "5" and 5.0 count as five, since a server may accept them."""
     if isinstance(wanted, str | float):
         try:
             wanted = int(float(wanted))

@@ -162,7 +162,7 @@ class RemoteModel(Model):
         await _drain(chunks)
 
     def count_input(self, request: ModelRequest) -> int:
-        """Return the maximum number of input tokens, including what the API adds."""
+        """Return the maximum number of input tokens, including the API's additions."""
         schema = request.settings.output_schema
         around = self.message_tokens * (len(request.messages) + len(request.tools))
         if schema is not None:

@@ -4,7 +4,7 @@ Four framings: server-sent events, lines of JSON (Ollama), one JSON array (Gemin
 (Bedrock). A splitter removes complete parts from the front of a buffer, each with its object; the buffer keeps the
 beginning of the next part. Parts are returned byte for byte, so that they can be passed on.
 
-Knows nothing of what the objects mean.
+Knows nothing of the meaning of the objects.
 """
 
 from __future__ import annotations

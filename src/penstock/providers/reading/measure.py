@@ -51,7 +51,7 @@ def tokens_of(weight: int) -> int:
 
 
 def added_by(event: Mapping[str, Any]) -> list[str]:
-    """Return the texts that an event adds to a stream. Every event passes here, most with one short text."""
+    """Return the texts that an event adds to a stream. Called for every event; most have one short text."""
     texts: list[str] = []
     for choice in _objects(event, "choices"):
         _add_message(texts, choice.get("delta"))

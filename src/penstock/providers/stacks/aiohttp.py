@@ -224,7 +224,7 @@ class _Reader:
             self.begin_http_chunk_receiving()  # type: ignore[attr-defined]
 
     async def _wait(self, func_name: str) -> None:
-        """Get more of the body: every read comes here when it has to wait."""
+        """Get more of the body: called by every read that has to wait."""
         exchange = self._exchange
         try:
             if exchange is None:

@@ -110,7 +110,7 @@ class Outgoing:
         self._form: Form | None = None
 
     def write(self, connection: Any, send: Send, data: Any) -> None:
-        """Gather what the library sends; send the request when it is complete, or is no model request."""
+        """Gather the bytes that the library sends; send the request when it is complete, or is no model request."""
         for piece in _pieces(connection, data):
             self._gathered.add(piece)
         head = self._head or self._read_head(connection)
@@ -190,7 +190,7 @@ class Outgoing:
 
 
 def _pieces(connection: Any, data: Any) -> Iterable[bytes]:
-    """Return what `HTTPConnection.send` would write: bytes, a file, or an iterable of bytes."""
+    """Return the pieces that `HTTPConnection.send` would write: bytes, a file, or an iterable of bytes."""
     if hasattr(data, "read"):
         return connection._read_readable(data)  # type: ignore[no-any-return]
     try:
