@@ -55,7 +55,7 @@ blank = object.__new__
 """`blank(Call)` is a call that admission fills in."""
 
 running_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
-"""The call that is being executed in this context; calls made meanwhile are its children."""
+"""The call that is being executed in this context; calls made by its function are its children."""
 
 NOT_WAITING: object = None
 

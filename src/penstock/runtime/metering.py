@@ -1,7 +1,7 @@
 """A ResourceUsage bound to an account: it shows the ledger's figures, and additions to it are charged.
 
-Figures only grow. What a node adds is charged immediately to the account of its context and to every outer budget, so
-the next call, step or `check_budget` sees it. Lowering a figure is refused and changes no account.
+Figures only grow. An addition by a node is charged immediately to the account of its context and to every outer budget,
+so the next call, step or `check_budget` sees it. Lowering a figure is refused and changes no account.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _status(call: CallRecord) -> NodeStatus:
 
 
 def totals(context: Handle) -> str:
-    """Return one line: usage, limits, and what is unknown."""
+    """Return one line: usage, limits, and unknown costs and bills."""
     figures, unknown = context.balance, context._run.unknown_costs
     limits = figures.limits
     of = f" of {format_usd(limits.cost_nanos)}" if limits.cost_nanos < UNLIMITED else ""

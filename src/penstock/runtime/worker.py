@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 
 def others_alive() -> bool:
-    """Whether the program has threads besides this one and the workers: one of them may stop what runs in this one."""
+    """Whether the program has threads besides this one and the workers: one of them may stop the work of this one."""
     return _thread._count() > len(_idle) + len(_busy)
 
 

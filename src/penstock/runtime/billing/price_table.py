@@ -71,7 +71,7 @@ class _Provider:
 
 
 class PriceTable:
-    """Providers, their models, and what these cost."""
+    """Providers, their models, and the prices of these."""
 
     def __init__(self) -> None:
         self._providers: list[_Provider] = []

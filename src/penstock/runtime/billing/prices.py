@@ -139,7 +139,7 @@ class PriceBook:
         return None if found is None else found[0]
 
     def source_of(self, model: str) -> Source:
-        """Return where the price of `model` comes from; "assumed" or "unknown" if it has none."""
+        """Return the source of the price of `model`; "assumed" or "unknown" if it has none."""
         found = self._find(model)
         if found is not None:
             return found[1]

@@ -8,7 +8,7 @@ An executor answers with a result, a value, None, an awaitable of one of these, 
 one. Anything else is `ExecutorMisbehaved`, an error of that node like any other. An executor with `blocking = True` is
 sync code that runs on a thread.
 
-Knows nodes, handles, edges, channels and values; what a node type does is up to its executor. The scheduler decides
+Knows nodes, handles, edges, channels and values; the work of a node type is up to its executor. The scheduler decides
 when a node runs and how it ends.
 """
 
@@ -178,8 +178,8 @@ def run_flow(
 ) -> AsyncGenerator[NodeEvent | ExecutionResult, None]:
     """Run a graph: yield the events of its nodes as they happen and, last, the outputs of the last nodes that ran.
 
-    Raises GraphInvalid before anything runs; at the end, after every terminal event, raises what stopped it: a node's
-    error, BudgetExceededError, CancelledError. Leaving the iteration early cancels the graph. Close it
+    Raises GraphInvalid before anything runs; at the end, after every terminal event, raises the error that stopped it:
+    a node's error, BudgetExceededError, CancelledError. Leaving the iteration early cancels the graph. Close it
     (`contextlib.aclosing`) to wait until that is done.
     """
     settle = as_settle(settle)
@@ -422,7 +422,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
             pieces.close()
 
     def _pieces(self, node: int, stream: Iterator[Any], progress: Progress) -> Any:
-        """Emit what a sync stream yields, one piece at a time, and return the result it yields last or returns."""
+        """Emit the pieces of a sync stream, one at a time, and return the result it yields last or returns."""
         result: ExecutionResult | None = None
         buffer = self._buffer(node)
         try:

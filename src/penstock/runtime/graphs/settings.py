@@ -92,7 +92,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class BudgetData(Data):
-    """What one run of the node may use; what is left out is no limit of its own."""
+    """Limits of one run of the node; an omitted limit adds none of its own."""
 
     max_cost_usd: Annotated[float, Within(0, 1_000_000)] | None = None
     max_steps: Annotated[int, Within(0, 1_000_000_000)] | None = None
