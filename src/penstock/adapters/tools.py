@@ -25,7 +25,7 @@ from penstock.runtime.context import ExecutionContext
 
 Function = Callable[..., Any]
 Shown = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Returns what the call tree records as the input of a call, from its arguments."""
+"""Returns the recorded input of a call, from its arguments."""
 
 
 def contained_tools(run: ExecutionContext, tools: Iterable[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Compaction: shortening a conversation before it exceeds what a model can read.
+"""Compaction: shortening a conversation before it exceeds the context of a model.
 
 When the iterations in use exceed a threshold, a nested agent summarizes the older ones, in a child context called
 `compaction`, whose cost counts like any other. The full history is kept; only the iterations in use become shorter.

@@ -82,7 +82,7 @@ class JsonFormat:
 
 
 class JsonTextFormat:
-    """JSON that follows a JSON Schema, as text: the answer itself without what a model may write around the JSON."""
+    """JSON that follows a JSON Schema, as text: the answer without any text that a model writes around the JSON."""
 
     __slots__ = ("_json", "instructions")
 

@@ -337,7 +337,7 @@ class Model:
     def _shrink(
         self, context: ExecutionContext, request: ModelRequest, input_tokens: int, floor: int, refusal: Stop
     ) -> tuple[int | None, int] | None:
-        """Reduce the output of a request that a shared budget has refused to what that budget can pay.
+        """Reduce the output of a request that a shared budget has refused to the amount that budget can pay for.
 
         Return its maximum cost and tokens then; None if less output would not help.
         """

@@ -152,7 +152,7 @@ def program_name(document: Mapping[str, Any]) -> str | None:
 
 
 def program_kind(data: Mapping[str, Any]) -> str | None:
-    """Return whether the program of a node is a graph or an agent, as far as its data says so."""
+    """Return whether the program of a node is a graph or an agent, as far as its data shows."""
     kind = data.get("kind")
     return kind if kind in ("graph", "agent") else None
 

@@ -125,7 +125,7 @@ class TemporalEngine:
             await asyncio.to_thread(thread.close)
 
     async def dispatch(self, run: RunRecord) -> None:
-        """Start the workflow of a run; one that is there already learns that the run is queued."""
+        """Start the workflow of a run; if it exists already, signal it that the run is queued."""
         await self._on_thread(self._dispatch(run))
 
     async def nudge(self, run: RunRecord, why: Why) -> None:
@@ -313,7 +313,7 @@ async def known_attributes(client: Client) -> frozenset[str]:
 
 
 async def has_workers(client: Client, queue: str) -> bool:
-    """Whether a worker has polled a queue lately."""
+    """Whether a worker has polled a queue recently."""
     found = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=client.namespace,

@@ -1,4 +1,4 @@
-"""Where Temporal is, and how to connect to it.
+"""The address of Temporal, and the settings of the connection.
 
 `temporal://host:port/namespace` is a connection without TLS, for a private network; `temporals://…` has TLS. Secrets
 are not in the URL, which is shown in messages: they come from the environment.

@@ -1,7 +1,7 @@
 """The workflow of a run: call its work again until the run has ended.
 
 It knows the run's id and nothing else of it. It runs inside Temporal's sandbox and is replayed from its history, so it
-imports nothing of Penstock, and a change of what it does needs `workflow.patched`; recorded histories are replayed by
+imports nothing of Penstock, and a change of its behaviour needs `workflow.patched`; recorded histories are replayed by
 the tests.
 """
 

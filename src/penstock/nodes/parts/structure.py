@@ -167,7 +167,7 @@ def new_names(before: Structure, now: Structure) -> dict[str, str]:
 def change_of(before: Structure, now: Structure, recorded: Iterable[str]) -> Change:
     """Compare the program that a run was recorded with to the one that continues it.
 
-    `recorded` has what was recorded: names of steps in the journal for a graph, paths of calls for an agent.
+    `recorded` names the recorded parts: steps in the journal for a graph, paths of calls for an agent.
     """
     names = list(recorded)
     was, is_now = kind_of(before), kind_of(now)

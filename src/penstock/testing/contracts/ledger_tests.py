@@ -38,7 +38,7 @@ class LedgerStoreTests(ABC):
         """Return a new, empty store that takes its time from `clock`."""
 
     def close_store(self, store: LedgerStore) -> None:  # noqa: B027 - most stores have nothing to give back
-        """Release what the store holds open; called once after each test that made one."""
+        """Release the resources of the store; called once after each test that made one."""
 
     def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
         """Return a context in which `store` cannot record; None if the store cannot be broken."""
