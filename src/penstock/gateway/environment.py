@@ -57,7 +57,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment of the program: `environ`, with the gateway at `url` in place of every provider.
 
-    `secrets` are the keys of the upstreams; `kept` are variables that stay although they would be removed.
+    `secrets` are the keys of the upstreams; `kept` are variables to keep that would otherwise be removed.
     """
     keys = [secret for secret in secrets if secret]
     passed = {

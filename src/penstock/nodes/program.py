@@ -290,7 +290,7 @@ def inside_execution(context: FlowContext, on_delta: OnDelta | None = None) -> I
 
 
 def _as_json(value: Any) -> Any:
-    """Return the data in pydantic models and dataclasses; a value that is none of these is left for the journal."""
+    """Return the data in pydantic models and dataclasses; leave any other value to the journal."""
     if is_json(value):
         return value
     from pydantic_core import PydanticSerializationError, to_jsonable_python

@@ -125,7 +125,7 @@ class TemporalEngine:
             await asyncio.to_thread(thread.close)
 
     async def dispatch(self, run: RunRecord) -> None:
-        """Start the workflow of a run; if it exists already, signal it that the run is queued."""
+        """Start the workflow of a run; for a resumed run, signal an existing workflow that the run is queued again."""
         await self._on_thread(self._dispatch(run))
 
     async def nudge(self, run: RunRecord, why: Why) -> None:

@@ -48,7 +48,7 @@ class Cache:
             return None
 
     def read(self) -> Sequence[bytes] | None:
-        """Return the lines of the table; None if there is none that may be used."""
+        """Return the lines of the table; None without a usable table."""
         try:
             with self.path.open("rb") as file:
                 if not _is_trusted(os.fstat(file.fileno())):
