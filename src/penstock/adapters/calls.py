@@ -18,7 +18,7 @@ from penstock.tracing.record import OPEN
 
 
 def call_tool(run: ExecutionContext, name: str, arguments: object, work: Callable[[], Any]) -> Any:
-    """Return what `work` returns, as a tool call of the run; `arguments` is recorded as the call's input."""
+    """Return the result of `work`, run as a tool call of the run; `arguments` is recorded as the call's input."""
     return _place(run).tool(lambda _: _paid(work()), arguments, name=name)
 
 

@@ -1,8 +1,8 @@
 """Contain the tools that are passed to an agent framework.
 
 A tool is never changed: the framework gets a copy whose entry point makes a call of the run. `TOOL_TYPES` names the
-entry point of each framework's tool type. Everything the framework does inside it (validation, callbacks, its own error
-handling) stays as it is; a stop of the run is raised outside of it, where the framework cannot turn it into an answer
+entry point of each framework's tool type. The framework's work inside it (validation, callbacks, its own error
+handling) stays the same; a stop of the run is raised outside of it, where the framework cannot turn it into an answer
 for the model.
 """
 
@@ -25,7 +25,7 @@ from penstock.runtime.context import ExecutionContext
 
 Function = Callable[..., Any]
 Shown = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Returns what the call tree records as the input of a call, from its arguments."""
+"""Returns the recorded input of a call, from its arguments."""
 
 
 def contained_tools(run: ExecutionContext, tools: Iterable[Any]) -> list[Any]:
@@ -193,7 +193,7 @@ class ToolType:
     """Module that has the type; a tool can only exist once it is loaded."""
     name: str
     attributes: tuple[str, ...]
-    """What containment needs of it."""
+    """Attributes that containment uses."""
     wrap: Callable[[ExecutionContext, Any], Any]
 
     def matches(self, tool: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Compaction: shortening a conversation before it exceeds what a model can read.
+"""Compaction: shortening a conversation before it exceeds the context of a model.
 
 When the iterations in use exceed a threshold, a nested agent summarizes the older ones, in a child context called
-`compaction`, whose cost counts like any other. The full history is kept; only what the next iteration builds on becomes
-shorter.
+`compaction`, whose cost counts like any other. The full history is kept; only the iterations in use become shorter.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MAX_TEXT = 1_000_000
 
 
 class FormatError(PenstockError):
-    """A text is not in the requested format; `correction` is what to tell the model."""
+    """A text is not in the requested format; `correction` is the message to the model."""
 
     def __init__(self, expected: str, problems: list[str]) -> None:
         self.expected = expected
@@ -82,7 +82,7 @@ class JsonFormat:
 
 
 class JsonTextFormat:
-    """JSON that follows a JSON Schema, as text: the answer itself without what a model may write around the JSON."""
+    """JSON that follows a JSON Schema, as text: the answer without any text that a model writes around the JSON."""
 
     __slots__ = ("_json", "instructions")
 

@@ -4,9 +4,9 @@ An `AgentLoop` does one iteration at a time; the executor decides whether there 
 own: it is all in the `LoopData` of the context, so that one loop serves any number of executions at once. You can
 implement both protocols yourself.
 
-The execution under way has the hooks, the consumer of deltas and who approves tool calls. It is carried in a context
+The execution under way has the hooks, the consumer of deltas and the approver of tool calls. It is carried in a context
 variable, so that every model and every tool finds it, also inside a loop of your own. This module knows no models and
-no tools; `hooks` has what a hook may implement.
+no tools; `hooks` has the methods that a hook may implement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.tracing.events import ErrorTrace
 
 
 class LoopAction(StrEnum):
-    """What a loop does next."""
+    """The next action of a loop."""
 
     CONTINUE = "continue"
     TERMINATE = "terminate"
@@ -115,7 +115,7 @@ class AgentLoop(Protocol):
 
 
 class Conversation:
-    """The default LoopData. The cost of a turn depends on what it adds, not on the length of the conversation."""
+    """The default LoopData. The cost of a turn depends on its additions, not on the length of the conversation."""
 
     __slots__ = ("_earlier", "_history", "_iterations", "_transcript", "original_input")
 
@@ -263,7 +263,7 @@ class Execution:
         self.on_delta = on_delta
         self.approve = approve
         self.abort: Exception | None = None
-        """What a hook raised; it ends the execution even if the loop catches it."""
+        """The error that a hook raised; it ends the execution even if the loop catches it."""
         self.partial = ""
         """The received part of a streamed answer that broke off."""
 

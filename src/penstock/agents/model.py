@@ -337,7 +337,7 @@ class Model:
     def _shrink(
         self, context: ExecutionContext, request: ModelRequest, input_tokens: int, floor: int, refusal: Stop
     ) -> tuple[int | None, int] | None:
-        """Reduce the output of a request that a shared budget has refused to what that budget can pay.
+        """Reduce the output of a request that a shared budget has refused to the amount that budget can pay for.
 
         Return its maximum cost and tokens then; None if less output would not help.
         """
@@ -380,7 +380,7 @@ class Model:
                         stream_to.emit(context, TextDelta(piece, source))
                     elif isinstance(piece, ModelResponse):
                         if piece.usage is not None:
-                            call.usage = None  # the final usage replaces what was reported on the way
+                            call.usage = None  # the final usage replaces intermediate reports
                         return piece
                     elif isinstance(piece, Usage):
                         call.usage = piece

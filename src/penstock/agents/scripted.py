@@ -1,6 +1,6 @@
 """A model with scripted answers, for tests, examples and benchmarks.
 
-It needs no network, costs what the run's price table says, and can fail or break off as scripted.
+It needs no network, is charged by the run's price table, and can fail or break off as scripted.
 """
 
 from __future__ import annotations

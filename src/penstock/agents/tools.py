@@ -210,7 +210,9 @@ class Tools:
         self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self._by_name.values())
 
     def execute(self, context: ExecutionContext, call: ToolCall) -> Coroutine[Any, Any, ToolResult]:
-        """Run one call; raises only what stops the agent: a cancel, a limit that applies to it, a hook's abort."""
+        """Run one call; raises only the errors that stop the agent: a cancel, a limit that applies to it, a hook's
+        abort.
+        """
         execution = running_execution.get()
         if execution is None or not execution.listeners:
             return self._run(context, call)
@@ -449,7 +451,7 @@ async def _request_approval(
 
 
 def _result(context: ExecutionContext, own: ExecutionContext | None, call: ToolCall, contained: Call) -> ToolResult:
-    """The result for the model of a call that was made; or raise what stops the agent."""
+    """Return the model's result of a call that was made; or raise the error that stops the agent."""
     if contained.stop is not None:
         cause = contained.error
         if not _is_stop_of_call(context, own, contained.stop):

@@ -1,1 +1,1 @@
-"""Engines that get runs to hosts on several machines; the port is `penstock.hosting.engine`."""
+"""Engines that distribute runs to hosts on several machines; the port is `penstock.hosting.engine`."""

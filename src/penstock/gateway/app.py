@@ -82,7 +82,7 @@ class Gateway:
             await self._serve(client, upstream, f"/{rest}" if rest else "")
         except Gone:
             return
-        except Truncated as truncated:  # an unfinished response makes the server close the connection
+        except Truncated as truncated:  # without the end of its response, the server closes the connection
             _logger.warning("the answer to a request to %s was cut: %s", name[:100], truncated)
         except asyncio.CancelledError:  # the server ends: closing the connection is the only signal to a begun response
             if not client.has_begun:
@@ -106,7 +106,7 @@ class Gateway:
     async def _serve(self, client: Client, upstream: Upstream, path: str) -> None:
         kind, path = upstream.wire.route(client.method, path, upgrades="upgrade" in client.headers)
         logs.note(route=kind, upstream=upstream.name)
-        if kind == "ping":  # some clients look whether the address answers before they send a key
+        if kind == "ping":  # some clients check that the address answers before they send a key
             await client.answer(200, [(b"content-length", b"0")], b"")
             return
         grant = await self._keyring.grant(presented_key(client.headers, client.query), client.headers)

@@ -1,9 +1,9 @@
-"""Find what makes the worst case of a request unknown: content and work that its body only refers to.
+"""Find out why the worst case of a request is unknown: its body refers to content or work outside of it.
 
-The hold of a request covers its own text and the images in it. What a provider adds to its input afterwards (stored
-turns, files and images by id or address, results of the tools that the provider itself runs) is unknown until it is
-billed. So is what it makes of a document or a video, whose size says little about its pages, and a tier with prices of
-its own.
+The hold of a request covers its own text and the images in it. The provider's additions to its input (stored turns,
+files and images by id or address, results of the tools that the provider itself runs) are unknown until they are
+billed. The same holds for documents and videos, whose size says little about their tokens, and for a tier with prices
+of its own.
 
 Knows the bodies of the three wires, and nothing of runs or limits.
 """
@@ -18,14 +18,14 @@ from penstock.providers.http.request import ModelRequest
 _REFERENCES = ("previous_response_id", "conversation", "prompt", "container", "mcp_servers", "cachedContent")
 _ALWAYS = ("web_search_options", "plugins")
 _DEARER = {"service_tier": "priority", "speed": "fast"}
-"""Fields that make every token dearer than the price that is known."""
+"""Values of fields that make every token more expensive than the known price."""
 _OUR_TOOLS = frozenset({"function", "custom", "local_shell", "shell", "apply_patch"})
 """Types of tools that the client runs; Anthropic's own have a date at their end."""
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")
 _FILES = ("file_id", "file_url", "fileData", "file_data_uri")
 _IMAGES = ("image", "image_url", "input_image")
 _PAGED = ("application/", "video/")
-"""Beginnings of media types whose size says little about the tokens that they become."""
+"""Prefixes of media types whose size says little about their token count."""
 _GOOGLES_TOOLS = frozenset(
     {
         *("googleSearch", "googleSearchRetrieval", "googleMaps", "urlContext", "codeExecution", "fileSearch"),
@@ -35,7 +35,7 @@ _GOOGLES_TOOLS = frozenset(
 
 
 def unbounded_by(request: ModelRequest) -> str | None:
-    """Return the name of what makes the worst case of the request unknown; None if its hold covers everything."""
+    """Return the reason why the worst case of the request is unknown; None if its hold covers everything."""
     return next(_unbounded(request.form.api, request.body), None)
 
 
@@ -80,7 +80,7 @@ def _files(root: object) -> Iterator[str]:
 
 
 def _media(part: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what makes an image or a document of one of the wires unknown."""
+    """Yield the images and documents of unknown cost in a part of a body, in any of the wires."""
     kind, source = part.get("type"), part.get("source")
     by = source.get("type") if isinstance(source, dict) else None
     if kind == "document" and by in ("url", "file"):
@@ -97,7 +97,7 @@ def _is_remote(image: object) -> bool:
 
 
 def _is_paged(part: Mapping[str, Any]) -> bool:
-    """Whether an object is a document or a video as Gemini has it."""
+    """Whether an object is a document or a video in Gemini's format."""
     inline = part.get("inlineData") or part.get("inline_data")
     if not isinstance(inline, dict):
         return False

@@ -20,9 +20,9 @@ Headers = list[tuple[bytes, bytes]]
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Maximum size of a request: images and sound travel in it."""
 BODY_S = 120.0
-"""How long a body may take to arrive."""
+"""Maximum time for a body to arrive."""
 IDLE_S = 300.0
-"""How long a client may stop reading its answer before the answer is cut: its hold must end."""
+"""Maximum time that a client may stop reading before its answer is cut off, so that the hold ends."""
 
 
 class Gone(Exception):
@@ -51,7 +51,7 @@ class Client:
 
     @property
     def user_agent(self) -> str:
-        """The program that the client says it is."""
+        """The client's `User-Agent` header."""
         return self.headers.get("user-agent", "")
 
     async def body(self) -> bytes:
@@ -88,7 +88,7 @@ class Client:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body; waits while the client does not read, and raises Truncated after `IDLE_S`."""
+        """Send a part of the body; wait while the client does not read, and raise Truncated after `IDLE_S`."""
         try:
             async with asyncio.timeout(IDLE_S):
                 await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})

@@ -1,6 +1,6 @@
-"""The open connections to upstreams: one request at a time on each, reused in the order of their last use.
+"""The open connections to upstreams: one request at a time on each, most recently used first.
 
-This is not httpcore's own pool, which looks at every open connection before and after each request: with twenty of them
+This is not httpcore's own pool, which checks every open connection before and after each request: with twenty of them,
 that costs as much as the rest of a relayed request. Knows nothing of calls and limits.
 """
 
@@ -18,7 +18,7 @@ Headers = list[tuple[bytes, bytes]]
 
 CONNECT_S = 15.0
 READ_S = 600.0
-"""How long an upstream may send nothing, as in the clients of OpenAI and Anthropic."""
+"""Maximum time without data from an upstream, as in the clients of OpenAI and Anthropic."""
 MAX_CONNECTIONS = 1_000
 MAX_IDLE = 64
 """Maximum number of connections to one upstream that are kept open without a request."""
@@ -71,7 +71,7 @@ class Connections:
             raise httpcore2.PoolTimeout(f"{MAX_CONNECTIONS} connections are in use") from None
 
     async def _take(self, origin: httpcore2.Origin, idle: Idle) -> httpcore2.AsyncHTTPConnection:
-        """Return the connection that was used last and is still open, or a new one."""
+        """Return the most recently used connection that is still open, or a new one."""
         while idle:
             connection = idle.pop()
             if not connection.has_expired():
@@ -80,7 +80,9 @@ class Connections:
         return httpcore2.AsyncHTTPConnection(origin, ssl_context=self._ssl_context, keepalive_expiry=IDLE_S)
 
     async def _give_back(self, connection: httpcore2.AsyncHTTPConnection, idle: Idle) -> None:
-        """Keep a connection whose exchange is complete; close any other, and the one that was used longest ago."""
+        """Keep a connection whose exchange is complete, and close any other; close the oldest if it has expired or is
+        surplus.
+        """
         self._free.release()
         if connection.is_idle() and not connection.is_closed():
             idle.append(connection)

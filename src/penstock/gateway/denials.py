@@ -1,8 +1,8 @@
-"""Turn the errors of a contained call into what the client of a wire is answered.
+"""Translate the errors of a contained call into responses for the client.
 
-A limit that refuses is 402, which no client retries. A call that only other calls leave no room for is 429 with a short
-`Retry-After`. Failures of the provider are 502 and 504, which clients may retry: each attempt is a call of its own. A
-database that cannot be used is 503, and no word of it reaches the client.
+A refusal by a limit is 402, which no client retries. A call that has no room only because of other calls is 429 with a
+short `Retry-After`. Failures of the provider are 502 and 504, which clients may retry: each attempt is a call of its
+own. An unavailable database is 503, and its error message never reaches the client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRANSPORT_ERRORS = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore
 
 
 def denial_of(error: BaseException, upstream: str) -> Denied | None:
-    """Return the answer to a request that failed with this error; None if the error is the gateway's own."""
+    """Return the response to a request that failed with this error; None if the error is the gateway's own."""
     match error:
         case Denied():
             return error

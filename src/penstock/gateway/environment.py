@@ -1,8 +1,8 @@
 """The environment of a contained program: the gateway's addresses and a key of the gateway, and no provider's key.
 
-Clients read different variables for the same thing, and some win over others: those that clients document are set, and
-those that would win over them are removed. Variables with credentials of model providers are removed, and so is every
-variable that contains a key of an upstream, whatever its name.
+Clients read different variables for the same thing, and some take precedence over others: the variables that clients
+document are set, and those that would override them are removed. Variables with credentials of model providers are
+removed, and so is every variable that contains a key of an upstream, whatever its name.
 
 Knows names of variables, and nothing of processes.
 """
@@ -24,7 +24,7 @@ _REMOVED = frozenset(
         *("GOOGLE_VERTEX_BASE_URL", "VERTEXAI_PROJECT", "HUGGING_FACE_HUB_TOKEN", "VERCEL_OIDC_TOKEN"),
     }
 )
-"""Credentials that do not follow the usual pattern, and variables that win over those that are set."""
+"""Credentials that do not follow the usual pattern, and variables that would override those that are set."""
 _REMOVED_PREFIXES = ("AWS_",)
 _VENDORS = (
     "ai21 ai_gateway aiml aleph_alpha alephalpha amazon_nova anthropic anthropic_aws anthropic_foundry anyscale ark"
@@ -42,7 +42,7 @@ _CREDENTIAL = re.compile(
     rf"(?:{'|'.join(_VENDORS.upper().split())})"
     r"_(?:(?:API_|AUTH_|ACCESS_|MASTER_)?(?:KEY|TOKEN)|APIKEY|API_SECRET|CREDENTIALS)"
 )
-"""The names under which clients look for the key of a provider."""
+"""Names of variables in which clients look for the key of a provider."""
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -57,7 +57,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment of the program: `environ`, with the gateway at `url` in place of every provider.
 
-    `secrets` are the keys of the upstreams; `kept` are variables that stay although they would be removed.
+    `secrets` are the keys of the upstreams; `kept` are variables to keep that would otherwise be removed.
     """
     keys = [secret for secret in secrets if secret]
     passed = {
@@ -80,10 +80,10 @@ def _addresses(url: str) -> dict[str, str]:
     return {
         "PENSTOCK_GATEWAY_URL": url,
         "OPENAI_BASE_URL": openai,
-        "OPENAI_API_BASE": openai,  # what LangChain and aider read
+        "OPENAI_API_BASE": openai,  # read by LangChain and aider
         "ANTHROPIC_BASE_URL": f"{url}/anthropic",
         "GOOGLE_GEMINI_BASE_URL": f"{url}/gemini",
-        "GEMINI_API_BASE": f"{url}/gemini/v1beta",  # what LiteLLM reads, and it adds no version
+        "GEMINI_API_BASE": f"{url}/gemini/v1beta",  # read by LiteLLM, which adds no version
     }
 
 

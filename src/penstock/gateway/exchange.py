@@ -1,11 +1,11 @@
 """One model request through the gateway: admitted, sent with the provider's key, relayed, settled.
 
-Everything that decides about money is `providers.http.exchange`, as for existing clients inside a process: the worst
-case that is held, the output that is clamped, the usage that is read, the stream that is cut at its hold. This module
-connects the two sides of one exchange.
+All decisions about money are made by `providers.http.exchange`, as for existing clients inside a process: the hold for
+the worst case, the clamped output, the usage, and where a stream is cut at its hold. This module connects the two sides
+of one exchange.
 
 A stream is relayed as it comes. An answer of one JSON object is kept back until it is settled, up to `MAX_KEPT_BYTES`,
-so that one that breaks limits or ends early is still answered with an error of its own.
+so that one that breaks limits or ends early can still be replaced by an error.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from penstock.providers.stacks.flight import reached, shut_down
 from penstock.runtime.execution import load_prices
 
 MAX_KEPT_BYTES = 1024 * 1024
-"""Size up to which an answer that is no stream is kept back until it is settled."""
+"""Maximum size of an answer, other than a stream, that is kept back until it is settled."""
 MAX_MODEL = 200
-"""Characters of a model's name that are logged."""
+"""Maximum length of a model's name in the log."""
 FREE_BYTES = 64 * 1024 * 1024
 """Maximum size of an answer that costs nothing."""
 
@@ -78,7 +78,7 @@ async def exchange_model_call(
 
 
 def _note_cost(exchange: Exchange, calls: str) -> None:
-    """Note for the log which call it was, and what it has cost as far as that is known."""
+    """Note the call for the log, with its cost as far as that is known."""
     call = exchange.call.record
     logs.note(
         call=f"{calls}/{call.node_id}" if calls else None,
@@ -109,7 +109,7 @@ def _failure(exchange: Exchange, error: BaseException, upstream: Upstream) -> Ba
 
 
 async def _relay_error(exchange: Exchange, response: httpcore2.Response, client: Client, upstream: Upstream) -> None:
-    """Settle an answer without a success, and pass it on as it is."""
+    """Settle a non-success response, and pass it on unchanged."""
     exchange.refused_by(response.status)
     if response.status < 400:
         where = "answers with a redirect, which is not followed: set its final address"
@@ -120,7 +120,7 @@ async def _relay_error(exchange: Exchange, response: httpcore2.Response, client:
 async def relay_free(
     response: httpcore2.Response, client: Client, upstream: Upstream, max_bytes: int = FREE_BYTES
 ) -> None:
-    """Pass on a response that costs nothing, without the key of the upstream if that repeats it."""
+    """Pass on a response that costs nothing, without the key of the upstream if the response repeats it."""
     sink = decoded(Capped(max_bytes), header_of(response, b"content-encoding"))
     body = bytearray()
     async for chunk in chunks(response):
@@ -177,7 +177,7 @@ class _Relay:
         await self._client.write(bytes(self._kept), is_last=True)
 
     async def _pass_on(self, data: bytes) -> None:
-        """Send what came of a stream; keep what came of another answer, as long as it is small."""
+        """Send the received part of a stream; keep that of another answer, as long as it is small."""
         client = self._client
         if not client.has_begun:
             self._kept += data

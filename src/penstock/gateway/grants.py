@@ -1,4 +1,4 @@
-"""What a key buys: the run that pays for its requests, and the requests that it may make.
+"""The grant of a key: the run that pays for its requests, and the requests that it may make.
 
 A `Keyring` finds the grant of a key. The gateway of one command has one key and one run; a gateway for a team has the
 keys of a database.
@@ -18,12 +18,12 @@ from penstock.providers.http.exchange import Terms
 from penstock.providers.http.request import ModelRequest
 
 UnknownCost = Literal["count", "refuse"]
-"""What happens to a request whose worst case is unknown: it is held for as far as it is known, or refused."""
+"""How to treat a request whose worst case is unknown: hold for the known part, or refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one key buys."""
+    """The permissions of one key, and the run that pays for it."""
 
     terms: Terms
     """The run that pays, and the output limits of its calls."""
@@ -31,7 +31,7 @@ class Grant:
     """Patterns of the models that may be called, such as `gpt-*`; empty for all."""
     unknown_cost: UnknownCost = "count"
     calls: str = ""
-    """Beginning of the ids of its calls, in the log and among the bills of its key."""
+    """Prefix of the ids of its calls, in the log and among the bills of its key."""
     release: Callable[[], None] = lambda: None
     """Called when the request has ended."""
 
@@ -60,7 +60,7 @@ class Keyring(Protocol):
     """Finds the grant of a key."""
 
     async def grant(self, key: str, headers: Mapping[str, str]) -> Grant:
-        """Return what the key buys; raise Denied (401) if it buys nothing."""
+        """Return the grant of the key; raise Denied (401) if it has none."""
 
 
 class OneKey:

@@ -1,8 +1,8 @@
-"""The accounts of gateway keys in the ledger of a database: what a key may spend on a day, and what it has spent.
+"""The accounts of gateway keys in the ledger of a database: the budget of a key for a day, and what it has spent.
 
-A key has an account for each day, in the time zone of the budgets, below that of its owner for the day, which is below
-that of the owner's team, which is below that of all. A budget for the whole life of a key is what is left of it at the
-beginning of each day: the most that the key may spend on that day.
+A key has an account for each day, in the time zone of the budgets. Its parents are, for the same day, the account of
+its owner, that of the owner's team and that of all keys. A budget for the whole life of a key limits each day to the
+amount that is left of it at the beginning of that day.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KEYS, GATEWAY_RUNS = "key:", "gateway:"
 
 @dataclass(frozen=True, slots=True)
 class KeySpend:
-    """What a key has spent on one day, and what is left of its budget for that day."""
+    """The amount that a key has spent on one day, and the rest of its budget for that day."""
 
     day: date
     limit_nanos: int | None
-    """Most that the key may spend on the day; None without a budget."""
+    """Maximum amount that the key may spend on the day; None without a budget."""
     spent_nanos: int = 0
     held_nanos: int = 0
     unresolved_nanos: int = 0
@@ -38,7 +38,7 @@ class KeySpend:
 
     @property
     def left_nanos(self) -> int | None:
-        """What the key may still spend; None without a budget."""
+        """Amount that the key may still spend; None without a budget."""
         if self.limit_nanos is None:
             return None
         return max(0, self.limit_nanos - self.spent_nanos - self.held_nanos - self.unresolved_nanos)
@@ -55,7 +55,7 @@ def run_account(key_id: str, run: str, day: date) -> str:
 
 
 def call_id_of(ledger_key: str) -> str:
-    """Return the id of a call of the gateway, without the key that has paid for it, from its key in the ledger."""
+    """Return the id of a gateway call from its key in the ledger, without the id of the gateway key."""
     return ledger_key.removeprefix(GATEWAY_RUNS).partition(":")[2]
 
 
@@ -65,7 +65,7 @@ def money(usd: Usd | None) -> Limits:
 
 
 async def limit_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo = UTC) -> int | None:
-    """Return what the key may spend on the day: its daily budget, or what is left of its whole budget if less."""
+    """Return the limit of the key for the day: its daily budget, or the rest of its whole budget if that is less."""
     limits = key.limits or {}
     daily, total = limits.get("daily_usd"), limits.get("max_cost_usd")
     daily_nanos = None if daily is None else to_nanos(daily, "daily_usd")
@@ -76,7 +76,7 @@ async def limit_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinf
 
 
 async def spend_on(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo = UTC) -> KeySpend:
-    """Return what the key has spent on the day; raises LedgerUnavailable."""
+    """Return the key's spending on the day; raises LedgerUnavailable."""
     limit_nanos, balance = await limit_on(ledger, key, day, zone), await _balance(ledger, key_account(key.id, day))
     if balance is None:
         return KeySpend(day, limit_nanos)
@@ -91,7 +91,7 @@ def days_until(key: TokenRecord, last: date, zone: tzinfo = UTC) -> list[date]:
 
 
 async def _committed_before(ledger: AsyncLedger, key: TokenRecord, day: date, zone: tzinfo) -> int:
-    """Return what the key has spent and holds on the days before."""
+    """Return the amount that the key has spent and holds on the days before."""
     return await _committed(ledger, [key_account(key.id, past) for past in days_until(key, day, zone)[:-1]])
 
 

@@ -1,8 +1,8 @@
 """Unresolved bills of gateway keys: calls that may have been billed although no complete answer came.
 
-What such a call held stays taken from the key, its owner, its team and all, until a person resolves it at what it cost,
-or releases it because it cost nothing. The ledger knows what is held. Which model was called and when is in the log of
-the gateway, under the same id.
+The hold of such a call stays taken from the budgets of the key, its owner, its team and all keys, until a person
+resolves it with the actual cost, or releases it because it cost nothing. The ledger knows the held amount. The model
+and the time of the call are in the log of the gateway, under the same id.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class KeyBill:
 
 
 async def key_bills(ledger: AsyncLedger, key_id: str) -> list[KeyBill]:
-    """Return the unresolved bills of a gateway key, those of the earliest day first; raises LedgerUnavailable."""
+    """Return the unresolved bills of a gateway key, earliest day first; raises LedgerUnavailable."""
     unresolved = await ledger.unresolved(_prefix(key_id))
     bills = [KeyBill(call_id_of(key), held) for key, held in unresolved.items() if held.has_bill]
     return sorted(bills, key=lambda bill: (bill.day, bill.call_id))
 
 
 async def resolve_key_bill(ledger: AsyncLedger, key_id: str, call_id: str, actual: Amounts | None) -> Sequence[KeyBill]:
-    """Resolve a bill at what the call used, or release it if that is None; return the bills that are left.
+    """Resolve a bill with the amounts that the call used, or release it if they are None; return the remaining bills.
 
     Raises KeyBillNotFound, and LedgerUnavailable.
     """

@@ -1,7 +1,7 @@
-"""The runs of gateway keys: what each has used on its day, and the removal of those that are long past.
+"""The runs of gateway keys: the usage of each on its day, and the removal of old ones.
 
 A run of the gateway is an account of the ledger, below that of its key for the day, so every gateway on the database
-counts at the same one. What a removed run has used stays counted at its key.
+counts on the same one. The usage of a removed run stays counted on its key.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def swept(store: LedgerStore, keep_days: float, zone: tzinfo, clock: Clock
     async def sweep() -> None:
         ledger, kept_ms = AsyncLedger(store), round(max(keep_days, DAYS_KEPT) * DAY_MS)
         while True:
-            with suppress(LedgerUnavailable):  # the next hour is soon enough
+            with suppress(LedgerUnavailable):  # the sweep of the next hour is soon enough
                 before = day_of(max(0, clock.time_ns() // 1_000_000 - kept_ms), zone)
                 if removed := await remove_past_runs(ledger, before):
                     _logger.info("removed %d runs of gateway keys from before %s", removed, before)

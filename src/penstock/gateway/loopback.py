@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
 async def serving(gateway: Gateway) -> AsyncIterator[str]:
     """Serve inside the block; yield the base URL."""
     listener = _listen()
-    # What uvicorn logs is about requests that a stop has cut: the client has been answered.
+    # uvicorn would log only requests that a stop has cut, whose clients have been answered.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         gateway,

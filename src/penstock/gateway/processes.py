@@ -1,10 +1,9 @@
-"""Which gateways on a database are alive, and what to do with the calls of one that is not.
+"""Detect the dead gateways on a database, and leave their calls unresolved.
 
-A gateway that is killed leaves what its calls held as held, and no process would ever settle it. So each gateway has an
-account of its own in the ledger, whose step limit it replaces by the next number every `BEAT_S`. The others watch the
-numbers of those gateways that hold something; by their own clocks, so that clocks need not agree. A number that has
-not changed for `LEASE_S` is that of a dead gateway: its holds are left unresolved, because the provider may charge for
-them.
+A gateway that is killed leaves its calls held, and no process would ever settle them. So each gateway has an account of
+its own in the ledger, whose step limit it replaces by the next number every `BEAT_S`. The others watch the numbers of
+those gateways that hold something; by their own clocks, so that clocks need not agree. A number that has not changed
+for `LEASE_S` belongs to a dead gateway: its holds are left unresolved, because the provider may charge for them.
 
 A gateway that was only stalled loses nothing by this: an unresolved hold stays taken, and can still be settled.
 """
@@ -32,16 +31,16 @@ BEAT_S = 5.0
 LEASE_S = 30.0
 """After this time without a beat, a gateway counts as dead."""
 _MARK = re.compile(rf"{GATEWAY_RUNS}[^/]+/(?P<mark>[0-9a-f]{{12}})-")
-"""How the key of a call of the gateway names its process."""
+"""Matches the key of a call of the gateway, and the mark of its process in it."""
 _NANOS_PER_S = 1_000_000_000
 _logger = logging.getLogger(__name__)
 
 
 class Processes:
-    """The gateways on one ledger, as one of them sees them."""
+    """The gateways on one ledger, from the point of view of one of them."""
 
     def __init__(self, store: LedgerStore, mark: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """`mark` is the process's own, as in the keys of its calls."""
+        """`mark` identifies this process; it is part of the keys of its calls."""
         self._ledger = AsyncLedger(store)
         self._mark = mark
         self._clock = clock
@@ -52,7 +51,7 @@ class Processes:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Beat, and look after dead gateways, inside the block."""
-        with suppress(LedgerUnavailable):  # a busy database: the next beat is soon enough
+        with suppress(LedgerUnavailable):  # a busy database: the next beat comes soon enough
             await self.beat()
         watching = asyncio.create_task(self._watch(), name="penstock gateway processes")
         try:

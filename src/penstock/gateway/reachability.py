@@ -1,4 +1,4 @@
-"""Does an upstream answer, and does it accept its key? Its list of models costs nothing."""
+"""Check that an upstream answers and accepts its key, with a request for its models, which costs nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Unusable(Exception):
 
 
 async def check_upstream(upstream: Upstream) -> str:
-    """Return what the upstream answers to a request for its models; raise Unusable if it cannot be used."""
+    """Request the upstream's models, and return a description of the outcome; raise Unusable if it cannot be used."""
     path = "/v1beta/models" if upstream.wire is GEMINI else f"{upstream.wire.root}/models"
     connections = Connections()
     try:

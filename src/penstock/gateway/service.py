@@ -18,7 +18,7 @@ from penstock.storage import Stores
 
 @dataclass(frozen=True, slots=True)
 class GatewayService:
-    """What a gateway needs besides stores."""
+    """The configuration of a gateway, which needs only stores in addition."""
 
     upstreams: Mapping[str, Upstream]
     prices: PriceBook
@@ -26,7 +26,7 @@ class GatewayService:
 
     @asynccontextmanager
     async def opened(self, stores: Stores) -> AsyncIterator[Gateway]:
-        """Open a gateway on the stores; at the end of the block, settle what is not settled yet."""
+        """Open a gateway on the stores; at the end of the block, settle the remaining calls."""
         keys = StoredKeys(stores.tokens, stores.ledger, self.prices, self.settings)
         processes = Processes(stores.ledger, keys.mark)
         past = swept(stores.ledger, self.settings.keep_days, self.settings.zone)

@@ -1,11 +1,10 @@
-"""The keys of a database: whose they are, what they may spend, and the runs that pay for their requests.
+"""The keys of a database: their owners, their budgets, and the runs that pay for their requests.
 
 A key is a token of the kind `gateway`. Its requests belong to a run: the one that the header `X-Penstock-Run` names, or
 one for each key and day. The account of a run is below that of its key for the day, which `key_accounts` describes. All
-accounts are in the ledger of the database, so that every process that serves the same database holds at the same
-budgets.
+accounts are in the ledger of the database, so every process that serves the same database holds from the same budgets.
 
-A key that is revoked or expired is refused within `MAX_AGE_S`.
+A revoked or expired key is refused within `MAX_AGE_S`.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from penstock.runtime.run import RunSettings
 
 RUN_HEADER = "x-penstock-run"
 MAX_AGE_S = 0.5
-"""How long a key that was read is used before it is read again."""
+"""Maximum time that a key is used before it is read again."""
 MAX_RUNS = 10_000
-"""Maximum number of runs that are kept open without a request; the ones that were used longest ago are ended."""
+"""Maximum number of runs kept open without a request; the least recently used ones are ended."""
 MAX_WAIT_S = 30.0
-"""How long a request waits for what other requests hold: well below the timeouts of clients."""
+"""Maximum time that a request waits for amounts held by other requests: well below the timeouts of clients."""
 MAX_KEPT_CALLS = 1_000
 FLOOR = 16
 _NANOS_PER_MS = 1_000_000
@@ -50,7 +49,7 @@ _NANOS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What applies to all keys."""
+    """Settings for all keys."""
 
     daily_usd: Usd | None = None
     """Daily budget of all keys together."""
@@ -61,7 +60,7 @@ class GatewaySettings:
     max_output_tokens: int = 4_096
     unknown_cost: UnknownCost = "count"
     day_zone: str = "UTC"
-    """Time zone whose days daily budgets have; the same as that of the servers on this database."""
+    """Time zone of the days of daily budgets; the same as that of the servers on this database."""
     keep_days: float = 30
     """How long the runs of keys are kept; at least two days."""
 
@@ -87,7 +86,7 @@ class _OpenRun:
     context: ExecutionContext
     shared: SharedBudget
     requests: int = 0
-    """Number of requests that use it now: it is not ended below them."""
+    """Number of requests that use it now; a run in use is not ended."""
 
     def release(self) -> None:
         self.requests -= 1
@@ -116,12 +115,12 @@ class StoredKeys:
         self._settings = settings or GatewaySettings()
         self._clock = clock
         self.mark = secrets.token_hex(6)
-        """Tells the calls of this process from those of others."""
+        """Distinguishes the calls of this process from those of others."""
         self._known: OrderedDict[str, tuple[int, TokenRecord | None]] = OrderedDict()
         self._runs: OrderedDict[str, _OpenRun] = OrderedDict()
 
     async def grant(self, key: str, headers: Mapping[str, str]) -> Grant:
-        """Return what the key buys; raise Denied if it is unknown, revoked or expired."""
+        """Return the grant of the key; raise Denied if it is unknown, revoked or expired."""
         record = await self._authenticate(key.encode("utf-8", "surrogateescape"))
         logs.note(user=record.name, key=record.id)
         name = headers.get(RUN_HEADER) or "day"
@@ -237,17 +236,17 @@ class StoredKeys:
         except LedgerError:
             if not parent.startswith(TEAMS):
                 raise
-            # The owner was in another team today: what was counted there stays, and the day ends there.
+            # The owner was in another team today: usage counted there stays there until the end of the day.
 
     async def _end_oldest(self) -> None:
         while len(self._runs) >= MAX_RUNS:
             idle = next((account for account, run in self._runs.items() if not run.requests), None)
-            if idle is None:  # as many requests at once: their number has limits of its own
+            if idle is None:  # as many requests at once: other limits apply to their number
                 return
             await self._runs.pop(idle).end()
 
     async def aclose(self) -> None:
-        """End all runs, and settle what is not settled yet."""
+        """End all runs, and settle the remaining calls."""
         while self._runs:
             _, run = self._runs.popitem()
             await run.end()

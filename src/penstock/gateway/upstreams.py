@@ -25,14 +25,14 @@ HOP_BY_HOP = frozenset(
     }
 )
 OURS = (b"x-penstock-", b"sec-websocket-", b"x-forwarded-", b"forwarded", b"x-http-method", b"x-method-override")
-"""Beginnings of headers that are for the gateway, or would make an upstream do something else than was checked."""
+"""Prefixes of headers that are meant for the gateway, or would make an upstream do something other than was checked."""
 NOT_RETURNED = frozenset(
     {*HOP_BY_HOP, b"content-encoding", b"set-cookie", b"alt-svc", b"date", b"server", b"strict-transport-security"}
 )
 
 
 MIN_SECRET = 8
-"""Minimum length of a secret that is looked for in what an upstream answers."""
+"""Minimum length of a secret that is removed from the answers of an upstream."""
 _VERSION = re.compile(r"/v1(?:beta|alpha)?$")
 
 
@@ -48,7 +48,7 @@ class Upstream:
     is_bearer: bool = False
     """Whether the key is sent as `Authorization: Bearer`, on a wire that has a header of its own."""
     own_headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
-    """Headers that every request to it gets; they win over the client's and over the key."""
+    """Headers added to every request; they take precedence over the client's and over the key."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -61,7 +61,7 @@ class Upstream:
         return urlsplit(self.url).hostname or ""
 
     def without_secrets(self, data: bytes) -> bytes:
-        """Return the data without the key, which some servers repeat in their errors."""
+        """Return the data without the key, because some servers repeat it in their errors."""
         own = (value for name, value in self.own_headers if name in CREDENTIALS)
         for secret in (self.key.encode("latin-1"), *(value.rpartition(b" ")[2] for value in own)):
             if len(secret) >= MIN_SECRET:
@@ -83,7 +83,7 @@ class Upstream:
         return httpcore2.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=target)
 
     def headers(self, sent: Headers, body: bytes | None) -> Headers:
-        """Return the headers to send: those of the client, with the credentials and the connection's replaced."""
+        """Return the headers to send: those of the client, with its credentials and connection headers replaced."""
         named = {name.strip().lower() for key, value in sent if key == b"connection" for name in value.split(b",")}
         headers = [pair for pair in sent if pair[0] not in named and _passes(pair[0])]
         parts = urlsplit(self.url)
@@ -106,7 +106,7 @@ def _passes(name: bytes) -> bool:
 
 
 def returned_headers(response: httpcore2.Response) -> Headers:
-    """Return the headers of a response that the client gets: all but those of the connection and its coding."""
+    """Return the response headers for the client: all but those of the connection and its coding."""
     lower = [(name.lower(), value) for name, value in response.headers]
     return [pair for pair in lower if pair[0] not in NOT_RETURNED]
 
@@ -125,9 +125,9 @@ _VARIABLES: tuple[tuple[Wire, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def upstreams_in(environ: Mapping[str, str]) -> dict[str, Upstream]:
-    """Return the upstream of each wire as an environment declares it, at the provider's own address by default.
+    """Return the upstream of each wire as the environment configures it, at the provider's own address by default.
 
-    `NAME_FILE` names a file that has the value of a key `NAME`.
+    `NAME_FILE` names a file that contains the value of a key `NAME`.
     """
     found: dict[str, Upstream] = {}
     for wire, addresses, keys in _VARIABLES:
@@ -140,7 +140,7 @@ def upstreams_in(environ: Mapping[str, str]) -> dict[str, Upstream]:
 
 
 def _custom_headers(text: str) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of `NAME: VALUE` lines, as the clients of OpenAI and Anthropic read them; others are left."""
+    """Return the headers of `NAME: VALUE` lines, as the clients of OpenAI and Anthropic read them; skip other lines."""
     pairs = [line.partition(":") for line in text.splitlines()]
     named = [(name.strip().lower(), value.strip()) for name, _, value in pairs if value]
     kept = [(name.encode(), value.encode()) for name, value in named if name and name.isascii()]

@@ -1,8 +1,8 @@
 """The three wire formats of the gateway: their paths, their credentials and their errors.
 
-A wire lists what it passes on. Everything else is refused by name, because a path that is not listed would be a way
-around the limits. Statuses are chosen for the clients: 402 without `Retry-After` is retried by none of them but codex,
-which gets 429 with `insufficient_quota`.
+A wire lists the paths that it passes on. Every other path is refused by name, because it would be a way around the
+limits. Statuses are chosen for the clients: 402 without `Retry-After` is retried by none of them but codex, which gets
+429 with `insufficient_quota`.
 
 Knows paths, headers and error bodies, and nothing of runs, limits or HTTP libraries.
 """
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 WireName = Literal["openai", "anthropic", "gemini"]
 Kind = Literal["model", "free", "ping"]
-"""What a path is: a model call, a request that costs nothing, or a probe that the gateway answers itself."""
+"""The kind of a path: a model call, a request that costs nothing, or a probe that the gateway answers itself."""
 
 PAYMENT_REQUIRED = 402
 TOO_MANY_REQUESTS = 429
@@ -60,10 +60,10 @@ class Wire:
     free_paths: Mapping[str, re.Pattern[str]]
     """Paths that cost nothing, by method."""
     refused: re.Pattern[str]
-    """Paths of features that are refused by name; the first group that matches is the name."""
+    """Paths of features that are refused by name; the first matching group is the name."""
 
     def route(self, method: str, path: str, *, upgrades: bool = False) -> tuple[Kind, str]:
-        """Return what a path below the wire is, and the path below the base URL of its upstream; raise Denied.
+        """Return the kind of a path below the wire, and the path below the base URL of its upstream; raise Denied.
 
         `upgrades` is whether the client wants to speak another protocol there, such as WebSocket.
         """
@@ -75,7 +75,7 @@ class Wire:
         if not short and method in ("GET", "HEAD"):
             return "ping", ""
         if self.model_paths.fullmatch(short):
-            if upgrades:  # the status at which codex goes on by HTTP at once; it ends, or retries, at others
+            if upgrades:  # at this status codex continues over HTTP at once; at others it ends, or retries
                 raise Denied(
                     UPGRADE_REQUIRED, f"{short} is offered as a plain request only: send it by POST", code="websocket"
                 )
@@ -95,7 +95,7 @@ class Wire:
         return f"{method} {path[:200] or '/'} is not offered by the gateway; docs/gateway.md lists what is"
 
     def error(self, denied: Denied, user_agent: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Return the status, headers and body that tell a client of this wire, without making it retry in vain."""
+        """Return the status, headers and body of the error for a client of this wire, which must not retry in vain."""
         status, code = _status_for(denied.status, denied.code, user_agent)
         body = json.dumps(_BODIES[self.name](status, code, denied.message), ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -204,7 +204,7 @@ WIRES: Mapping[str, Wire] = MappingProxyType({wire.name: wire for wire in (OPENA
 
 
 def presented_key(headers: Mapping[str, str], query: str) -> str:
-    """Return the key that a client presents, in the header of any wire or in Gemini's query; empty if there is none."""
+    """Return the key that a client sends, in the header of any wire or in Gemini's query; empty if there is none."""
     bearer = headers.get("authorization", "")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:].strip()

@@ -48,10 +48,11 @@ class ApprovalRequest:
     value: Any
     """The value passed on if approved: a value, or the name and arguments of a tool call."""
     expects: Mapping[str, Any] | None = None
-    """What an edit must match: for a tool call its `tool`, and as `parameters` the JSON Schema of the arguments; None
-    allows any value."""
+    """Constraint on an edit: for a tool call its `tool`, and as `parameters` the JSON Schema of the arguments; None
+    allows any value.
+    """
     waited_s: float = 0.0
-    """How long it had already been open when the current waiter started: a question may outlive its process."""
+    """How long the question had been open when the current waiter started: it may outlive its process."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the question as JSON data."""
@@ -96,7 +97,7 @@ class ApprovalService(Protocol):
     ) -> AbstractAsyncContextManager[Question]:
         """Put the question on entering the context manager, and withdraw it on exit.
 
-        An edit is converted by `as_edited` to what the question `expects`.
+        An edit is converted by `as_edited` to the form that the question `expects`.
         """
 
 

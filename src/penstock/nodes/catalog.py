@@ -1,6 +1,6 @@
 """Node types as people choose them: a title, a sentence, a category, and hints for the form of their settings.
 
-An editor reads these; nothing that runs does. A type from another package has what its executor says: `title` and
+Editors read these; running a graph does not. A type from another package is described by its executor: `title` and
 `category` as attributes, the first line of its docstring as the sentence, and `hints` by the name of the setting.
 
 Hints are keywords of the JSON Schema of a setting:
@@ -28,7 +28,7 @@ Hints = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a palette shows of a node type."""
+    """The entry of a node type in a palette."""
 
     title: str
     description: str

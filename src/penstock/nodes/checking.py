@@ -1,8 +1,8 @@
 """The one check of a graph document: can it run with these node types, models, tools and programs?
 
-`penstock graph validate`, `run`, `serve` and the server's API all ask here, so that they list the same problems: those
-of the JSON, of the graph and of each node's data, and names that the services do not offer, in one pass. A problem
-hides no other, except where nothing is left to look at: text that is not JSON, or a document without a list of nodes.
+`penstock graph validate`, `run`, `serve` and the server's API all use it, so that they list the same problems: those of
+the JSON, of the graph and of each node's data, and names that the services do not offer, in one pass. A problem hides
+no other, except where nothing is left to check: text that is not JSON, or a document without a list of nodes.
 
 `check_document` needs no services and its result can be cached; `DocumentCheck.problems_with` compares the names with
 what is offered now. A model named as a provider's (`openai:gpt-4o`) is accepted, unless the service `allowed_models`
@@ -50,7 +50,7 @@ USES: Mapping[str, str] = MappingProxyType({"model": "models", "program": PROGRA
 """Settings that name something a service offers, with the service, of a node type that does not declare its own."""
 
 Entries = Callable[[GraphSpec], Iterable[str]]
-"""Returns the nodes that a run starts from; InvalidValue if the graph has none."""
+"""Returns the nodes from which a run starts; InvalidValue if the graph has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """Tools that the client of a chat run executes, and the model settings and output format that it requests.
 
-The service `client_request` has what the client wants of the agent that the user talks to (`ClientRequest`). Such an
+The service `client_request` has the client's request to the agent that the user talks to (`ClientRequest`). Such an
 agent may call the client's tools like its own. The calls of one turn are one question to the run's `approvals` service,
 stored like any other: the run waits, may be parked and taken over meanwhile, and continues with the results. The answer
 may carry another request, which replaces the one before: clients send their tools and settings anew with each request.
 
-A client that does not come back is common: for many the tool call is the answer, such as those that use a tool for
-structured output. After `wait_s` the agent ends with its calls as its output, if the graph ends with the agent.
+A client that does not come back is common: for many, such as those that use a tool for structured output, the tool call
+is the answer. After `wait_s` the agent ends with its calls as its output, if the graph ends with the agent.
 
 Knows nothing of HTTP and of OpenAI's formats.
 """
@@ -41,7 +41,7 @@ from penstock.runtime.graphs.graph_runtime import FlowContext
 
 SERVICE = "client_request"
 EXPECTS = "client_tools"
-"""Key in `ApprovalRequest.expects` of a question that asks for results of the client's tools; the names of these."""
+"""Key in `ApprovalRequest.expects` of a question for the results of the client's tools; its value has their names."""
 NO_RESULT = "the client gave no result"
 
 
@@ -72,7 +72,7 @@ class ResultsOverdue(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What a client wants of the agent that its user talks to; JSON when it is stored."""
+    """A client's request to the agent that its user talks to; JSON when it is stored."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     """Each with `name`, `description` and `parameters`, a JSON Schema."""
@@ -120,7 +120,7 @@ class ClientRequest:
 
 
 def client_request(context: FlowContext) -> ClientRequest | None:
-    """Return what the client wants of this node's agent; None if the user does not talk to it, or wants nothing."""
+    """Return the client's request to this node's agent; None if there is none, or the user does not talk to it."""
     stored, scope = context.services.get(SERVICE), context.services.get("chat_scope")
     if stored is None or scope is None or not scope.is_entry_agent(str(context.node_id)):
         return None
@@ -237,7 +237,7 @@ def can_use_client_tools(agent: Agent) -> bool:
 
 
 def with_client_tools(agent: Agent, request: ClientRequest, context: FlowContext) -> Agent:
-    """Return the agent for one run, with what the client wants of it; the agent itself is not changed."""
+    """Return the agent for one run, with the client's request applied; the agent itself is not changed."""
     own = agent.loop
     if type(own) is not ToolCallingLoop:
         raise LoopOfItsOwn(agent.name, type(own).__name__)
@@ -266,7 +266,7 @@ def client_output(error: ResultsOverdue) -> dict[str, Any]:
 
 
 def without_client_calls(loop: ClientToolLoop, on_delta: OnDelta | None) -> OnDelta | None:
-    """Return a consumer of deltas that gets no calls of the client's tools, which are put to the client otherwise."""
+    """Return a consumer of deltas without calls of the client's tools, which reach the client as a question instead."""
     if on_delta is None:
         return None
     return lambda delta: None if loop.is_of_client(delta) else on_delta(delta)

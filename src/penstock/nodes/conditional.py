@@ -23,7 +23,7 @@ class ConditionalData(Data):
 
 
 class Conditional(Checked[ConditionalData]):
-    """Passes on what came, on `true` or on `false`; what hangs on the other is skipped."""
+    """Passes its input on, to `true` or to `false`; nodes that depend on the other output are skipped."""
 
     settings = Settings(ConditionalData)
     is_pure = True

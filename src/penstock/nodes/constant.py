@@ -18,7 +18,7 @@ class ConstantData(Data):
 
 
 class Constant(Checked[ConstantData]):
-    """Gives the same value every time."""
+    """Outputs the same value every time."""
 
     settings = Settings(ConstantData)
     is_pure = True

@@ -1,4 +1,4 @@
-"""`input`: the input of the graph: the run's input, or what the enclosing node passes to a nested graph."""
+"""`input`: the input of the graph: the run's input, or the value that the enclosing node passes to a nested graph."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _store(context: FlowContext) -> MemoryStore:
 
 
 def _space(data: MemoryData, context: FlowContext) -> str:
-    """Return the space of this node: set by the run's chat and owner, never by the graph."""
+    """Return the space of this node: determined by the run's chat and owner, never by the graph."""
     run = context.services.get("run")
     owner = run.get("owner") if isinstance(run, Mapping) else None
     if data.scope == "chat" and context.chat_id is not None:

@@ -4,15 +4,15 @@ The service `programs` has the programs of this process by name. A document only
 had when the document was saved; opening, checking or importing a document runs no code. A program that the process does
 not have is `ProgramNotServed`.
 
-A graph receives the node's input and outputs the result of its last step, or the results by step if it has several.
-An agent receives what an `agent` node would: the conversation in a chat, else the node's input. Inside, steps, model
+A graph receives the node's input and outputs the result of its last step, or the results by step if it has several. An
+agent receives the same as an `agent` node: the conversation in a chat, else the node's input. Inside, steps, model
 calls and tools are recorded under the node in the journal, and agents ask for approval and emit their text as those of
 an `agent` node do. Text of a graph counts as the answer if its only last step emits it; text of other steps, and the
 lifecycle of all steps, is emitted as `inside`.
 
 A run may be continued by a program that has changed since: see `structure`. Steps that match the recorded ones are
 found in the journal. All others are recorded under another name, so that results of different programs are never mixed,
-and the event `program_changed` lists what is used and what is not.
+and the event `program_changed` lists which recorded steps are used and which are not.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def program_name(document: Mapping[str, Any]) -> str | None:
 
 
 def program_kind(data: Mapping[str, Any]) -> str | None:
-    """Return whether the program of a node is a graph or an agent, as far as its data says so."""
+    """Return whether the program of a node is a graph or an agent, as far as its data shows."""
     kind = data.get("kind")
     return kind if kind in ("graph", "agent") else None
 
@@ -290,7 +290,7 @@ def inside_execution(context: FlowContext, on_delta: OnDelta | None = None) -> I
 
 
 def _as_json(value: Any) -> Any:
-    """Return the data in pydantic models and dataclasses; a value that is none of these is left for the journal."""
+    """Return the data in pydantic models and dataclasses; leave any other value to the journal."""
     if is_json(value):
         return value
     from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -320,7 +320,7 @@ def fingerprints_of(programs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _compare(before: Structure, program: Program, context: FlowContext, emit: EmitProgress) -> None:
-    """Record changed steps under other names, and emit what a changed program uses of what is recorded."""
+    """Record changed steps under other names, and emit which recorded steps the changed program uses."""
     now = program.structure
     if fingerprint_of(before) == fingerprint_of(now):
         return

@@ -1,7 +1,7 @@
 """HTTP clients whose model calls belong to a run, for libraries that accept an HTTP client.
 
-Such a client says by itself which requests are contained: that it is at work makes no request of another client one
-that escaped from a scope.
+Only the requests of such a client are contained. Using one does not make the requests of other clients count as escaped
+from a scope.
 """
 
 from __future__ import annotations

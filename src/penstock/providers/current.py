@@ -48,9 +48,9 @@ def close_scope(terms: Terms) -> None:
 def terms_for(
     method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None
 ) -> Terms | None:
-    """Return the terms that apply to this request; None if it is sent as it is. Raises if it is refused.
+    """Return the terms that apply to this request; None if it is sent unchanged. Raises if it is refused.
 
-    `content` is its body, where that is known: outside of any scope it tells model requests from others.
+    `content` is its body, if that is known: outside of any scope it distinguishes model requests from others.
     """
     scopes = _open_scopes.get()
     if scopes:
@@ -83,14 +83,14 @@ def open_socket(host: str, path: str) -> None:
 
 
 def note_work_elsewhere() -> None:
-    """Remember at the runs of this scope that work leaves the process or interpreter: no limit holds there."""
+    """Record on the runs of this scope that work leaves the process or interpreter, where no limit holds."""
     for terms in _open_scopes.get():
         if terms is not None:
             terms.context._run.note_gap(ELSEWHERE)
 
 
 def may_apply(method: str) -> bool:
-    """Whether `terms_for` may have terms for a request with this method here; cheap, for hooks that have to prepare."""
+    """Whether `terms_for` may return terms for this method here; a cheap check for hooks that need preparation."""
     return method == "POST" and bool(_open_scopes.get() or uncontained.is_watching)
 
 
@@ -113,7 +113,7 @@ class Captured(NamedTuple):
     contexts: tuple[ExecutionContext, ...]
 
     def enter(self) -> None:
-        """Give this scope to the current context, for good."""
+        """Make this the scope of the current context, permanently."""
         _open_scopes.set(self.scopes)
         running_call.set(self.call)
         entered_contexts.set(self.contexts)

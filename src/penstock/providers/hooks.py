@@ -1,16 +1,16 @@
-"""Patches of libraries, so that what they do passes through Penstock.
+"""Patches of libraries, which route their calls through Penstock.
 
-A patch wraps one method of a class. Libraries that are loaded are patched at once, the others when they are imported,
-and all stay patched: a task or a thread may go on after the block that installed the hooks.
+A patch wraps one method of a class. Loaded libraries are patched immediately, the others on import. Patches stay in
+place: a task or a thread may outlive the block that installed them.
 
-Other tools patch the same methods. A wrapper around ours, or under it, changes nothing. If another tool puts back what
-it had found before us, our wrapper is gone; the next `install` notices and wraps again. If another tool hides our
-wrapper in a function without `__wrapped__`, the next `install` cannot see it and wraps again too. So a call may come
-through several of our wrappers: the newest handles it, and those below pass it on. An older one handles a call that
-comes to it directly, because the newest was removed. A call that a method makes to itself, such as a retry, comes
+Other tools patch the same methods. Their wrappers, around ours or below, change nothing. If another tool restores the
+method that it found before us, our wrapper is gone; the next `install` notices and wraps again. If another tool hides
+our wrapper in a function without `__wrapped__`, the next `install` cannot see it and wraps again too. So a call may
+pass through several of our wrappers: the newest handles it, and those below pass it on. An older one handles a call
+that reaches it directly, because the newest was removed. A call that a method makes to itself, such as a retry, passes
 through the newest again, and is another call.
 
-Knows nothing of runs: what a wrapped method does is the patch's own.
+Knows nothing of runs: each patch defines what its wrapper does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Method = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A method of a library, and what is put around it."""
+    """A method of a library, and the wrapper to put around it."""
 
     module: str
     """Name of the module that defines the class."""
@@ -54,8 +54,9 @@ class Patch:
         return f"{self.module}.{self.owner}.{self.method}{needed}"
 
     def fits(self, owner: object) -> TypeGuard[type]:
-        """Whether this is the class that is patched."""
-        # Its own method, and not an inherited one: that is a stub, or is patched at the class that has it.
+        """Whether `owner` is the class to patch."""
+        # The class must define the method itself: an inherited one is a stub, or is patched on the class that defines
+        # it.
         if not isinstance(owner, type) or self.method not in vars(owner):
             return False
         return not self.needs or _takes(vars(owner)[self.method], self.needs)
@@ -92,7 +93,7 @@ class Hooks:
     def __init__(self, patches: tuple[Patch, ...], failed_later: Callable[[HookFailed], None]) -> None:
         self._patches = patches
         self._failed_later = failed_later
-        """Decides what a hook that fails at the import of its library means: it may raise."""
+        """Called when a hook fails at the import of its library; it may raise."""
         self._lock = threading.Lock()
         self._methods: dict[tuple[type | None, str], _Patched] = {}
         self._watcher = ImportWatcher([patch.module for patch in patches], self._imported)
@@ -103,13 +104,13 @@ class Hooks:
 
         Idempotent, and safe from any thread.
         """
-        # First: a module that another thread begins to import after the loop has passed it is reported.
+        # First: a module whose import begins in another thread after the loop has passed it is still reported.
         self._watcher.watch()
         modules = [(patch, loaded(patch.module)) for patch in self._patches]
         return [failure for patch, module in modules if (failure := self._hook(patch, module)) is not None]
 
     def removed(self) -> list[str]:
-        """Return the methods at which another tool has put back what was there before us."""
+        """Return the methods that another tool has restored to their state before our patch."""
         return [patched.name for patched in list(self._methods.values()) if patched.is_removed()]
 
     def _imported(self, module: ModuleType) -> None:
@@ -122,7 +123,7 @@ class Hooks:
             return None
         owner = getattr(module, patch.owner, None)
         patched = self._methods.get((owner, patch.method))
-        if patched is not None and patched.is_in_place():  # every block comes here, and looks at signatures once
+        if patched is not None and patched.is_in_place():  # every block comes here, but signatures are inspected once
             return None
         if not patch.fits(owner):
             return HookFailed(patch)
@@ -155,7 +156,7 @@ class _Patched:
         return self._newest is not None and getattr(self._owner, self._method, None) is self._newest
 
     def is_removed(self) -> bool:
-        """Whether the method is one that our wrappers are around, and not one of them."""
+        """Whether another tool has restored a method that our wrappers are around."""
         current = getattr(self._owner, self._method, None)
         if current in self._ours:
             return False
@@ -174,7 +175,7 @@ class _Patched:
         self._newest = found
 
     def _visible(self, function: Method | None) -> Method | None:
-        """Return the outermost of our wrappers, looking through those of others."""
+        """Return the outermost of our wrappers, looking through the wrappers of other tools."""
         while function is not None:
             for ours in self._ours:
                 if ours is function:
@@ -211,7 +212,7 @@ class _Patched:
 
 
 def _wrapped_by(function: Method) -> Iterator[Method]:
-    """Yield what the function is around, from the outside in."""
+    """Yield the functions that `function` wraps, from the outside in."""
     inner: Method | None = function
     while (inner := getattr(inner, "__wrapped__", None)) is not None:
         yield inner

@@ -1,11 +1,10 @@
 """Call back when named modules are imported.
 
-A finder stands first on `sys.meta_path` while one of the modules is not imported yet, and costs every other import one
-look-up. It finds a module through the other finders, and puts itself around the loader until the module was executed:
-what looks at the module afterwards sees the loader it always had. Reloading a module while the finder is there calls
-back again.
+While one of the modules is not imported yet, a finder is first on `sys.meta_path`, which costs every other import one
+look-up. It finds a module through the other finders, and wraps the loader until the module has been executed. After
+that, the module has its original loader. Reloading a module while the finder is installed calls back again.
 
-Knows nothing of what is done with the modules.
+Knows nothing of the purpose of the callbacks.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class ImportWatcher:
         self._names = frozenset(names)
         self._imported = imported
         self._here = threading.local()
-        """The names that this thread is looking for: another finder may ask every finder again, this one included."""
+        """Names that this thread is looking up: another finder may ask every finder again, including this one."""
 
     def watch(self) -> None:
-        """Stand first among the finders while a module is missing, and leave when none is.
+        """Put this finder first while a module is missing, and remove it when none is.
 
-        The list is replaced and not changed: a thread that walks over it at this moment would skip a finder.
+        The list is replaced, not changed in place: a thread that is iterating over it would skip a finder.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         if any(sys.modules.get(name) is None for name in self._names):
@@ -47,7 +46,7 @@ class ImportWatcher:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that the other finders have, with a loader that reports the import."""
+        """Return the spec found by the other finders, with a loader that reports the import."""
         if name not in self._names:
             return None
         searched: set[str] = self._here.__dict__.setdefault("names", set())
@@ -75,7 +74,9 @@ class ImportWatcher:
 
 
 class _Loader(Loader):
-    """A loader that reports when its module was executed; everything else is the loader's around which it stands."""
+    """Wraps a loader, and reports when its module has been executed; every other attribute is that of the wrapped
+    loader.
+    """
 
     def __init__(self, loader: Any, executed: Imported) -> None:
         self._loader = loader
@@ -85,7 +86,7 @@ class _Loader(Loader):
         return self._loader.create_module(spec)  # type: ignore[no-any-return]  # whatever it is, it is a loader
 
     def exec_module(self, module: ModuleType) -> None:
-        # Given back before the module runs: it may read its own source or data through its loader.
+        # Restored before the module runs: it may read its own source or data through its loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

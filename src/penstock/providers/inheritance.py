@@ -1,37 +1,39 @@
 """Threads and the work of pools belong to the scope in which they were started.
 
-Context variables do not follow a thread or an item of a pool, so a program that fans out would leave its scope without
-a word. Which run a request belongs to:
+Context variables do not follow a thread or an item of a pool, so a program that fans out would silently leave its
+scope. A request belongs to a run according to the place it is made in:
 
 - in a `threading.Thread`, a `Timer`, or a subclass: the run of the code that called `start()`, for the thread's life
-- in an item of a `ThreadPoolExecutor` (`submit`, `map`, `run_in_executor`, `asyncio.to_thread`): that of who submits it
-- in the initializer of a `ThreadPoolExecutor`: that of who makes the pool
-- in a callback of a `concurrent.futures.Future`, which the thread that finishes the item calls: that of who adds it
+- in an item of a `ThreadPoolExecutor` (`submit`, `map`, `run_in_executor`, `asyncio.to_thread`): that of the code that
+  submits it
+- in the initializer of a `ThreadPoolExecutor`: that of the code that makes the pool
+- in a callback of a `concurrent.futures.Future`, which the thread that finishes the item calls: that of the code that
+  adds it
 - in an item of a `multiprocessing.pool.ThreadPool`, which joblib's threads are (`apply`, `map`, `starmap`, `imap`, and
-  their callbacks): that of who submits it
+  their callbacks): that of the code that submits it
 - in code that a thread runs in a context of its own (worker threads of anyio and asgiref, `copy_context().run`,
   `Thread(context=…)`): that of this context, which may have another scope than the thread, or none
-- in a thread that takes work from a queue: the run of the code that started the thread, not that of
-  the code that put the work there
+- in a thread that takes work from a queue: the run of the code that started the thread, not that of the code that put
+  the work there
 - in a thread of `_thread.start_new_thread`, or one that is older than the block: none, and it is reported
-- in an item of an `InterpreterPoolExecutor` (Python 3.14): none, as in another process; it is left as it is, since what
-  goes to another interpreter has to be shareable
-- in another process: none. What is started with `multiprocessing`, or submitted to a pool of processes, is noted at the
-  run, so that its `explain()` does not look as if it had all
+- in an item of an `InterpreterPoolExecutor` (Python 3.14): none, as in another process; the item is not changed,
+  because anything sent to another interpreter has to be shareable
+- in another process: none. Work started with `multiprocessing`, or submitted to a pool of processes, is noted on the
+  run, so that its `explain()` does not look complete
 
-A pool's own threads have no scope before and after an item, even if the item was what started them. Who submits an item
-outside of any scope gets none inside.
+A pool's own threads have no scope before and after an item, even if the item was what started them. An item submitted
+outside of any scope has none inside.
 
-Where an item of a queue comes from cannot be seen. A thread that takes it belongs to the run that started it: while
-that run is open it pays, and once it has ended, the requests are refused, also if another run is open by then. So work
-may be charged to the wrong run, but never to none. The other rule, to give such threads no scope, would let every
-worker loop of a program spend without a limit for a report; and what makes a loop a worker's cannot be seen either.
-A program that shares such a thread between runs puts `contextvars.copy_context()` into the queue with each item and
-runs the item with it.
+The origin of an item in a queue cannot be seen. A thread that takes it belongs to the run that started the thread:
+while that run is open it pays, and once it has ended, the requests are refused, even if another run is open by then. So
+work may be charged to the wrong run, but never to none. The alternative, giving such threads no scope, would let every
+worker loop of a program spend without a limit and only report it; and a worker loop cannot be recognised either. A
+program that shares such a thread between runs puts `contextvars.copy_context()` into the queue with each item and runs
+the item with it.
 
-Taken along are the open scopes, the running call and the entered contexts, and nothing else. Copying the whole context
-would change what the program itself sees: its own variables, its decimal precision, its tracing spans would suddenly
-be those of the code that started the thread.
+Only the open scopes, the running call and the entered contexts are taken along. Copying the whole context would change
+the program's own state: its variables, its decimal precision and its tracing spans would suddenly be those of the code
+that started the thread.
 """
 
 from __future__ import annotations
@@ -51,14 +53,14 @@ _END = object()
 def _start(original: Method) -> Method:
     def start(thread: Any) -> None:
         scope = captured()
-        # From Python 3.14 on a thread may be given a context, which says by itself what belongs to it.
+        # Since Python 3.14 a thread may be created with a context, which then determines its scope.
         if scope is None or getattr(thread, "_context", None) is not None:
             original(thread)
             return
         run = thread.run
         try:
             thread.run = _in_scope(scope, thread, run)  # on the instance: a subclass may have a `run` of its own
-        except AttributeError:  # it allows none: its requests are reported
+        except AttributeError:  # its class does not allow it: its requests are reported
             original(thread)
             return
         try:
@@ -88,7 +90,7 @@ def _submit(original: Method) -> Method:
         if _runs_elsewhere(pool):
             note_work_elsewhere()
             item = (function,)
-        # Without a scope: a thread that the pool starts now will run the items of others too.
+        # Without a scope: a thread that the pool starts now will also run items of other callers.
         return NO_SCOPE.run(original, pool, *item, *args, **kwargs)
 
     return submit
@@ -135,7 +137,7 @@ def _init(original: Method) -> Method:
         scope = _scope_for(pool)
         if scope is None:
             original(pool, processes, initializer, *args, **kwargs)
-        else:  # without a scope: its threads will run the items of others too
+        else:  # without a scope: its threads will also run items of other callers
             NO_SCOPE.run(original, pool, processes, _within(scope, initializer), *args, **kwargs)
 
     return __init__
@@ -207,7 +209,7 @@ def _iterated(scope: Captured, iterable: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
-# Processes: a copy of a run limits nothing there, so the run says that there were some.
+# Processes: a copy of a run limits nothing there, so the run records that there were some.
 
 
 def _noted(original: Method) -> Method:

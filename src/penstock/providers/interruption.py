@@ -1,16 +1,16 @@
 """Interrupt the task inside a `contained` block when its run is stopped.
 
 A request is interrupted where it waits, by `stacks`. That is not enough for frameworks that make requests in tasks of
-their own: what is raised there reaches the caller as the framework sees fit, if at all. LangChain collects it with
-`gather(return_exceptions=True)` and takes whatever is no Exception for an answer; a team of AutoGen loses the task that
-feeds its queue, and waits at the queue for ever. What all of them handle is a cancel of the task that called them, as
-by `asyncio.timeout`. So the task that entered the block is cancelled too, and when the cancel comes out of the block,
-it is taken back, and the run's own error is raised in its place.
+their own, because they decide whether and how an error raised there reaches the caller. LangChain collects it with
+`gather(return_exceptions=True)` and treats anything that is no Exception as an answer; a team of AutoGen loses the task
+that feeds its queue, and waits at the queue for ever. All of them handle a cancel of the task that called them, as by
+`asyncio.timeout`. So the task that entered the block is cancelled too. When the cancel leaves the block, it is taken
+back, and the run's own error is raised in its place.
 
 A task that stops its own run continues: it may have something to tidy up, and its further calls are refused. A task
 that waits in a call of the run is left to that call, which raises the run's error right there. If the call ends between
-the cancel and the look at it, the task is interrupted a second time, on its way out of the block. A task that enters a
-block of a run that was stopped before is interrupted where it first waits. As with `asyncio.timeout`, a task is
+the cancel and the check for it, the task is interrupted a second time, on its way out of the block. A task that enters
+a block of a run that was stopped before is interrupted where it first waits. As with `asyncio.timeout`, a task is
 interrupted once: code that swallows the cancel and waits again waits for as long as it likes.
 
 Knows tasks and tokens, and nothing of HTTP libraries.
@@ -39,7 +39,7 @@ class Interruption:
         self._timer: asyncio.TimerHandle | None = None
         token = context._token
         self._remove = token.add_callback(self._on_cancel)
-        # After the callback is there, so that a stop in between is seen by one of the two, or by both.
+        # Checked after the callback was added, so that a stop in between is seen by one of the two, or by both.
         if token.cancellation is not None and token.cancellation.cause != "shutdown":
             self._loop.call_soon(self._send, context=Context())
         left_s = token.seconds_left()

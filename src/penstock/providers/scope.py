@@ -50,12 +50,12 @@ class contained:
     function, sync or async, is one block.
 
     `max_output_tokens` is the output limit of a request that sets none; `floor` is the smallest output limit a request
-    is clamped to before it is refused instead. `error_bill` is what error answers of the provider cost: "free",
+    is clamped to before it is refused instead. `error_bill` is the cost of the provider's error answers: "free",
     "unresolved", or one of them by HTTP status; without it, the status decides.
 
-    `on_stop` is what happens if the run was stopped and the block ends as if nothing had happened, because what runs
-    inside has swallowed the refusal: "warn" warns once for each run, "ignore" does nothing, and "raise" raises the
-    stop, also in place of an error that a framework made of it.
+    `on_stop` applies if the run was stopped but the block ends normally, because code inside it swallowed the refusal:
+    "warn" warns once for each run, "ignore" does nothing, and "raise" raises the stop, also in place of an error that a
+    framework made of it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class contained:
             self._surface_stop(exc)
 
     def _report_removed_hooks(self) -> None:
-        """Report what another tool has put back to what it was: requests may have passed uncounted since then."""
+        """Report hooks that another tool has removed: requests may have passed uncounted since then."""
         for name in _hooks.removed():
             gap = f"the hook of {name} was removed inside a block: its requests may be in no figure of this run"
             if self._run._run.note_gap(gap):
@@ -174,7 +174,7 @@ def _report(failure: HookFailed, contexts: list[Handle]) -> None:
 
 
 def _may_be_replaced(exc: BaseException) -> bool:
-    """Whether the error may be of a framework's making; a cancel, an interrupt and our own errors are not."""
+    """Whether a framework may have raised the error; never for a cancel, an interrupt and our own errors."""
     if isinstance(exc, BaseExceptionGroup):
         return all(isinstance(inner, CancelledError) or _may_be_replaced(inner) for inner in exc.exceptions)
     return isinstance(exc, Exception) and not isinstance(exc, Halted)

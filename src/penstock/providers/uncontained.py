@@ -1,10 +1,10 @@
 """Model requests that belong to no scope while a scope is open.
 
-They come from where no scope reaches: a thread that was started without `threading`, a pool of another library, a
-context that was made empty. The same holds for those that are sent where nothing is contained: around the transports
-of a library, or over a WebSocket. They are not limited, so they are reported: a warning, a count at every run with an
-open scope, and a line in `explain()`. A strict run refuses them. A run that adopts is charged for those that belong to
-no scope, if it is the only one with an open scope and the process hosts no runs for others.
+They come from code that no scope reaches: a thread that was started without `threading`, a pool of another library, a
+context that was made empty. The same holds for requests sent where nothing is contained: around the transports of a
+library, or over a WebSocket. They are not limited, so they are reported: a warning, a count on every run with an open
+scope, and a line in `explain()`. A strict run refuses them. A run that adopts is charged for those that belong to no
+scope, if it is the only one with an open scope and the process hosts no runs for others.
 
 A process that is forked inside a scope has copies of its parent's runs, which limit nothing: its requests are reported
 the same way, until it opens a scope of its own.
@@ -38,7 +38,7 @@ is_watching = False
 """Whether a scope is open in this process, or was when it was forked."""
 
 _DEFAULT_TYPES = ("form-urlencoded", "octet-stream", "text/plain")
-"""Content types that libraries give to a body of which they know nothing."""
+"""Content types that libraries use for a body of unknown type."""
 
 _lock = threading.RLock()  # the garbage collector may close a block in the middle of any of this
 _open: dict[Run, list[Terms]] = {}
@@ -84,9 +84,9 @@ def open_terms() -> list[Terms]:
 
 
 def judge(method: str, host: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> Terms | None:
-    """Return the terms of the run that adopts the request; None if it is sent as it is. Raises if it is refused.
+    """Return the terms of the run that adopts the request; None if it is sent unchanged. Raises if it is refused.
 
-    `content` is its body, where that is known.
+    `content` is its body, if that is known.
     """
     if not _is_model_request(method, host, path, headers, content):
         return None
@@ -117,7 +117,7 @@ def open_socket(host: str, path: str, own: Terms | None = None) -> None:
 
 
 def _concerned(host: str, own: Terms | None) -> list[Run]:
-    """Return the runs to which a request is reported that cannot be contained: its own first, if it has one.
+    """Return the runs to which a request that cannot be contained is reported: its own first, if it has one.
 
     Raises if its own run has ended or was stopped: a report would come too late.
     """
@@ -154,7 +154,7 @@ def _is_model_request(
 
 
 def report_if_model(method: str, host: str, path: str) -> None:
-    """Report a request that went around the hooks to the runs with open scopes, if it is a model request."""
+    """Report a request that bypassed the hooks to the runs with open scopes, if it is a model request."""
     runs = [terms.context._run for terms in open_terms()]
     if runs and form_of(method, host, path) is not None:
         _report(host, runs, AROUND)

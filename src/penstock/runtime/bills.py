@@ -1,4 +1,4 @@
-"""Unresolved bills of a run: which calls hold money for a bill that is unknown, and what a person decides about them.
+"""Unresolved bills of a run: the calls that hold money for an unknown bill, and their resolution by a person.
 
 A call that was lost, timed out or aborted may have been billed, so its hold stays taken. A person who knows the bill
 resolves it at its amount, or releases it if the call cost nothing. Each bill is resolved once, and the resolution is
@@ -30,7 +30,7 @@ MAX_PERSON = 200
 
 @dataclass(frozen=True, slots=True)
 class UnresolvedBill:
-    """A call whose bill is unknown, and what is held for it."""
+    """A call whose bill is unknown, and the amount held for it."""
 
     call_id: str
     """Id of the call in the tree, to resolve it by."""
@@ -45,7 +45,7 @@ class UnresolvedBill:
 
 
 def check_person(by: object) -> str:
-    """Return the name of the person who resolves a bill; raise InvalidValue if it is none."""
+    """Return the name of the person who resolves a bill; raise InvalidValue if it is not a valid name."""
     if not isinstance(by, str) or not by.strip():
         raise InvalidValue("by", by, "the name of the person who resolves the bill")
     return checks.line("by", by.strip(), maximum=MAX_PERSON)
@@ -112,7 +112,7 @@ def _shown(run: Run, bill: OpenBill) -> UnresolvedBill:
 def _recorder(
     place: Handle, bill: OpenBill, event_type: str, message: str, facts: dict[str, Any]
 ) -> Callable[[], None]:
-    """Return what records the resolution, once, however often the change that it is part of calls it."""
+    """Return a function that records the resolution once, however often the change around it is repeated."""
     run = place._run
     event = SafetyEvent(
         event_type=event_type,

@@ -55,7 +55,7 @@ blank = object.__new__
 """`blank(Call)` is a call that admission fills in."""
 
 running_call: ContextVar[Call | None] = ContextVar("penstock_call", default=None)
-"""The call that is being executed in this context; calls made meanwhile are its children."""
+"""The call that is being executed in this context; calls made by its function are its children."""
 
 NOT_WAITING: object = None
 
@@ -184,7 +184,7 @@ class Call(Taken):
         self._settle(Usage.of(cost_usd=cost_usd, input_tokens=input_tokens, output_tokens=output_tokens))
 
     def _settle(self, usage: Usage, record: Callable[[], None] | None = None) -> None:
-        """Settle the bill; `record`, which may be called again, records who settled it, in the same act."""
+        """Settle the bill; `record` adds the person who settled it, in the same change, and may be called again."""
         run, cost, tokens = self.context._run, usage.cost_nanos or 0, (usage.input_tokens, usage.output_tokens)
         now_ns = run.now()
         paid: Taken | None = None
@@ -222,7 +222,7 @@ class Call(Taken):
         self._release()
 
     def _release(self, record: Callable[[], None] | None = None) -> None:
-        """Release the hold; `record`, which may be called again, records who released it, in the same act."""
+        """Release the hold; `record` adds the person who released it, in the same change, and may be called again."""
         run = self.context._run
         now_ns = run.now()
         was_open = False

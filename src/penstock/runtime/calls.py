@@ -93,40 +93,41 @@ class Calls(Handle):
     # The decision.
 
     def wrap_llm_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Run a model call under containment; the decision on it.
+        """Run a model call under containment; return the decision on it.
 
-        HALT once the run was stopped or a limit was reached, also after its end; RunEnded if it ended otherwise.
+        Returns HALT once the run was stopped or a limit was reached, also after its end; raises RunEnded if it ended
+        otherwise.
         """
         return self._call("llm", fn, options).decision
 
     def wrap_tool_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Run a tool call under containment; the decision on it."""
+        """Run a tool call under containment; return the decision on it."""
         return self._call("tool", fn, options).decision
 
     async def awrap_llm_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Await a model call under containment; the decision on it."""
+        """Await a model call under containment; return the decision on it."""
         return (await self._acall("llm", fn, options)).decision
 
     async def awrap_tool_call(self, fn: Work, options: WrapOptions | None = None) -> Decision:
-        """Await a tool call under containment; the decision on it."""
+        """Await a tool call under containment; return the decision on it."""
         return (await self._acall("tool", fn, options)).decision
 
     # The value, the decision and the call.
 
     def call_llm(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Run a model call under containment; its value, the decision, the call."""
+        """Run a model call under containment; return its value, the decision and the call."""
         return _outcome(self._call("llm", fn, options))
 
     def call_tool(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Run a tool call under containment; its value, the decision, the call."""
+        """Run a tool call under containment; return its value, the decision and the call."""
         return _outcome(self._call("tool", fn, options))
 
     async def acall_llm(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Await a model call under containment; its value, the decision, the call."""
+        """Await a model call under containment; return its value, the decision and the call."""
         return _outcome(await self._acall("llm", fn, options))
 
     async def acall_tool(self, fn: Work, options: WrapOptions | None = None) -> Outcome:
-        """Await a tool call under containment; its value, the decision, the call."""
+        """Await a tool call under containment; return its value, the decision and the call."""
         return _outcome(await self._acall("tool", fn, options))
 
     # The value.
@@ -142,7 +143,7 @@ class Calls(Handle):
         model: str | None = None,
         degraded: Work | None = None,
     ) -> Any:
-        """The value of a model call `fn(*args)`; or raise Halted, CancelledError, or what the function raised."""
+        """Return the value of a model call `fn(*args)`; raise Halted, CancelledError, or the function's own error."""
         spec = self._spec("llm", fn, name, cost_hint_usd, model, timeout_s, retries, degraded)
         return run_sync(self, spec, fn, args, retries).result()
 
@@ -156,7 +157,7 @@ class Calls(Handle):
         retries: int = 0,
         degraded: Work | None = None,
     ) -> Any:
-        """The value of a tool call `fn(*args)`; or raise Halted, CancelledError, or what the function raised."""
+        """Return the value of a tool call `fn(*args)`; raise Halted, CancelledError, or the function's own error."""
         spec = self._spec("tool", fn, name, cost_hint_usd, None, timeout_s, retries, degraded)
         return run_sync(self, spec, fn, args, retries).result()
 
@@ -171,7 +172,7 @@ class Calls(Handle):
         model: str | None = None,
         degraded: Work | None = None,
     ) -> Any:
-        """Like `llm`, for functions that return an awaitable; one that returns a value runs on the loop as it is."""
+        """Like `llm`, for functions that return an awaitable; a function that returns a value runs on the loop."""
         spec = self._spec("llm", fn, name, cost_hint_usd, model, timeout_s, retries, degraded)
         run = run_async(self, spec, fn, args, retries) if retries else attempt_async(self, spec, fn, args)
         return (await run).result()
@@ -186,7 +187,7 @@ class Calls(Handle):
         retries: int = 0,
         degraded: Work | None = None,
     ) -> Any:
-        """Like `tool`, for functions that return an awaitable; one that returns a value runs on the loop as it is."""
+        """Like `tool`, for functions that return an awaitable; a function that returns a value runs on the loop."""
         spec = self._spec("tool", fn, name, cost_hint_usd, None, timeout_s, retries, degraded)
         run = run_async(self, spec, fn, args, retries) if retries else attempt_async(self, spec, fn, args)
         return (await run).result()

@@ -1,10 +1,10 @@
 """Clamp the output of a model call to what its budgets can pay for.
 
 The worst case of a model call is all of its input and its maximum output. If the budget cannot pay for that, the call
-may request less output, down to a floor. Only what is spent or unresolved counts: for what other calls hold, a call
-waits instead. This module neither holds nor refuses anything: admission holds the clamped amount.
+may request less output, down to a floor. Only spent and unresolved amounts count: for amounts that other calls hold, a
+call waits instead. This module neither holds nor refuses anything: admission holds the clamped amount.
 
-What a budget in a store can pay is known from its refusal, which has the rest: the call then requests no more than that
+The refusal of a budget in a store has the rest of that budget: the call then requests no more than the rest pays for
 (`clamp_to`). An answer that was truncated because of a budget is a halt by that budget (`cut`).
 """
 
@@ -60,7 +60,7 @@ def clamp(context: Handle, model: str, input_tokens: int, wanted_output: int, fl
 def clamp_to(context: Handle, model: str, input_tokens: int, wanted_output: int, floor: int, refusal: Stop) -> Worst:
     """Return the worst case of a call that a store refused, with as much output as the store can still pay for.
 
-    Only what is spent or unresolved there counts, as for `clamp`.
+    Only amounts that are spent or unresolved there count, as for `clamp`.
     """
     limit, used = refusal.limit or 0, refusal.used or 0
     if refusal.unit == "usd":

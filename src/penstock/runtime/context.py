@@ -386,7 +386,7 @@ class ExecutionContext(Calls):
         return bills.unresolved(self._run)
 
     def resolve(self, call_id: str, *, cost_usd: Usd, by: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Resolve the unresolved bill of a call at what it really cost; `by` is the person who knows.
+        """Resolve the unresolved bill of a call at its actual cost; `by` is the person who knows it.
 
         The amount replaces the hold, and may be more than it. The resolution is recorded as a safety event. Raises
         LedgerError if the call has no unresolved bill.
@@ -538,7 +538,7 @@ class ExecutionContext(Calls):
             return source.iteration
 
     def end_iteration(self, action: str = "continue") -> None:
-        """Finish the current iteration; `action` is what the loop does next: continue or terminate."""
+        """Finish the current iteration; `action` is the next action of the loop: continue or terminate."""
         origin = self._handle_of or self
         started_ns = origin._iteration_started_ns
         if started_ns is None:

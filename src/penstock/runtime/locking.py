@@ -11,11 +11,11 @@ every call passes through do the same at half the cost:
         unlock(lock)
         raise
 
-Both are inside `try` because a signal handler may raise as soon as `acquire` has returned and just before `release`.
-A handler may also raise while the thread still waits, or after the release, so `unlock` checks whether the thread has
-the lock.
+Both are inside `try` because a signal handler may raise as soon as `acquire` has returned and just before `release`. A
+handler may also raise while the thread still waits, or after the release, so `unlock` checks whether the thread has the
+lock.
 
-What happens rarely uses `all_or_nothing`.
+Rare changes use `all_or_nothing`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def unlock(lock: threading.RLock) -> None:
 def all_or_nothing(lock: threading.RLock, change: Callable[[], None], report: Callable[[], None] | None = None) -> None:
     """Call `change` with the lock; if a signal handler raises in the middle, call it again before the error passes.
 
-    So `change` passes over what it has done before. A LedgerError is its refusal: it has not changed anything then.
-    `report` follows without the lock, interrupted or not. It may be called twice, and also if nothing was changed.
+    So `change` must skip the parts that it has already done. It refuses with a LedgerError, and then has changed
+    nothing. `report` follows without the lock, interrupted or not. It may be called twice, and also if nothing was
+    changed.
     """
     try:
         lock.acquire()

@@ -1,7 +1,7 @@
 """A ResourceUsage bound to an account: it shows the ledger's figures, and additions to it are charged.
 
-Figures only grow. What a node adds is charged immediately to the account of its context and to every outer budget, so
-the next call, step or `check_budget` sees it. Lowering a figure is refused and changes no account.
+Figures only grow. An addition by a node is charged immediately to the account of its context and to every outer budget,
+so the next call, step or `check_budget` sees it. Lowering a figure is refused and changes no account.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _binding = threading.Lock()
 
 
 class Metered(Protocol):
-    """A context, as far as its usage is measured."""
+    """The part of a context that its usage needs."""
 
     _run: Run
     _account: Account

@@ -102,7 +102,7 @@ def succeed(call: Call, value: Any) -> None:
         if known is call.unknown:
             if known or run.shared is not None or record.extras is not NO_EXTRAS:
                 _note_unknown(call, not known)
-            else:  # `_note_unknown`, inlined: where no price is known, every call comes here
+            else:  # `_note_unknown`, inlined: without known prices, this branch runs in every call
                 run.unknown_costs += 1
                 call.unknown = True
                 record.extras = ONLY_COST_UNKNOWN

@@ -1,4 +1,4 @@
-"""What a run has used: a snapshot of its figures, calls and safety events at one moment, and its totals as text."""
+"""The usage of a run: a snapshot of its figures, calls and safety events at one moment, and its totals as text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NodeRecord:
     cost_usd: float
     retries_used: int
     cost_unknown: bool = False
-    """Whether the call was billed at an unknown cost, so that `cost_usd` says nothing."""
+    """Whether the call was billed at an unknown cost, so that `cost_usd` is meaningless."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _status(call: CallRecord) -> NodeStatus:
 
 
 def totals(context: Handle) -> str:
-    """Return one line: usage, limits, and what is unknown."""
+    """Return one line: usage, limits, and unknown costs and bills."""
     figures, unknown = context.balance, context._run.unknown_costs
     limits = figures.limits
     of = f" of {format_usd(limits.cost_nanos)}" if limits.cost_nanos < UNLIMITED else ""
@@ -179,7 +179,7 @@ def totals(context: Handle) -> str:
 
 
 def remarks(run: Run) -> Iterator[str]:
-    """Yield a line for each fact that the tree does not show: what went past it, and a stop that was swallowed."""
+    """Yield a line for each fact that the tree does not show: requests and work outside of it, and a swallowed stop."""
     for host, count in sorted((run.uncontained or {}).items()):
         yield f"{_counted(count, 'uncontained request')} to {host}: not limited, and in no figure of this run"
     yield from sorted(run.gaps or ())

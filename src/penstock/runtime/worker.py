@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 
 
 def others_alive() -> bool:
-    """Whether the program has threads besides this one and the workers: one of them may stop what runs in this one."""
+    """Whether the program has threads besides this one and the workers: one of them may stop the work of this one."""
     return _thread._count() > len(_idle) + len(_busy)
 
 
@@ -79,7 +79,7 @@ class Job:
     def __init__(
         self, fn: Callable[[], Any], on_late: Callable[[Any, BaseException | None], None], *, is_counted: bool = False
     ) -> None:
-        """With `is_counted`, for functions of users: it is refused while too many of those hang, and may be one."""
+        """`is_counted`, for functions of users: refuse the job while too many of those hang; count it if it hangs."""
         self.fn = fn
         self.is_counted = is_counted
         self.context = contextvars.copy_context()

@@ -1,7 +1,7 @@
 """Export the runs of a service to one tracer provider, and end the export in bounded time.
 
-Each run is exported as `export_to_otel` does it, as a child of the span that was current where it was submitted. What a
-run exports is read on a thread of its own, which ends with it.
+Each run is exported as by `export_to_otel`, as a child of the span that was current where it was submitted. The log of
+a run is read on a thread of its own, which ends with the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAIN_S = 2.0
 
 
 class ServiceExport:
-    """Exports every run of a host that it is given to."""
+    """Exports every run that a host passes to it."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

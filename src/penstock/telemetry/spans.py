@@ -282,7 +282,7 @@ class SpanWriter:
     def _end(self, event: CallEnded) -> None:
         opened = self._open.get(event.node_id)
         if opened is None:
-            # The start event was lost: write what the end event has.
+            # The start event was lost: write the data of the end event.
             opened = self._begin(event, self._ended_ns(event) - round(event.duration_ms * 1_000_000))
         if event.parent_id is None:
             self._root = (event.node_id, event)
@@ -349,7 +349,7 @@ class SpanWriter:
             self.written += 1
 
     def _totals(self, ended: CallEnded | None) -> Attributes:
-        """Return what the run used, in total and of its limits."""
+        """Return the run's usage, in total and relative to its limits."""
         stats = self._graph.stats(self._context._source)
         totals: Attributes = {
             "penstock.tokens.input": stats.total_input_tokens,

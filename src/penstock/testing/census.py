@@ -1,8 +1,8 @@
 """Check that a block of code leaves nothing behind.
 
-Counts what a process can leave behind (asyncio tasks, threads, file descriptors, child processes) before and after a
-block, allows a grace period, and names whatever is left. It knows Penstock's reusable worker threads, which stay by
-design, and counts them only while they are busy. What a platform cannot list (no /proc) is not counted.
+Counts the things that a process can leave behind (asyncio tasks, threads, file descriptors, child processes) before and
+after a block, allows a grace period, and names the leftovers. It knows Penstock's reusable worker threads, which stay
+by design, and counts them only while they are busy. Things that a platform cannot list (no /proc) are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 POOL_THREAD_PREFIX = "penstock-worker"
 STEP_S = 0.01
 COLLECT_EVERY = 50
-"""Number of steps between two collections of what is left in reference cycles."""
+"""Number of steps between two collections of reference cycles."""
 
 
 class Leak(AssertionError):
@@ -35,7 +35,7 @@ class Leak(AssertionError):
 
 
 def census(*, grace_s: float = 2.0) -> Census:
-    """Return a context manager, sync or async, that raises `Leak` for what is left `grace_s` after the block.
+    """Return a context manager, sync or async, that raises `Leak` for leftovers `grace_s` after the block.
 
     Use `async with` where the block leaves tasks that end by themselves: a plain `with` blocks the loop they need.
     """
@@ -52,7 +52,7 @@ class _Count:
 
 
 class Census:
-    """One comparison of before and after; made by `census()`."""
+    """One comparison of a process before and after a block; made by `census()`."""
 
     def __init__(self, grace_s: float) -> None:
         self._steps = max(1, round(grace_s / STEP_S))

@@ -1,8 +1,8 @@
 """Check whether a recorded history is possible.
 
-Reads what a run recorded, what the provider billed, what the ledger holds and what really ran, and lists every
-contradiction. It requires no event class: anything with `seq` and `kind` is an event, and events about calls have a
-`node_id`. It knows nothing of how the history came about.
+Reads the record of a run, the provider's bill, the state of the ledger and the effects that really happened, and lists
+every contradiction. It requires no event class: anything with `seq` and `kind` is an event, and events about calls have
+a `node_id`. It knows nothing of the origin of the history.
 """
 
 from __future__ import annotations

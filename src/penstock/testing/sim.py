@@ -280,7 +280,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     self._run_in_debug_mode(handle)
                 else:
                     handle._run()
-            handle = None  # release what it references at the end of the turn
+            handle = None  # release its references at the end of the turn
             if self._stopping:
                 return
 

@@ -46,13 +46,13 @@ logger = logging.getLogger("penstock.engines")
 
 DEFAULT_QUEUE = "default"
 CALL_S = 5.0
-"""How long a call to Temporal may take."""
+"""Timeout of a call to Temporal."""
 CONNECT_S = 30.0
 POLLS = 2
 CLOSING_S = 5.0
-"""How long workers may take to report the end of their last activities."""
+"""Time that workers have to report the end of their last activities."""
 CLOSED = ("close_notify", "CertificateRequired", "broken pipe", "BrokenPipe", "ConnectionReset", "onnection reset")
-"""How a connection ends, depending on the moment, if the server asks for a certificate and gets none."""
+"""Parts of the errors of a connection, by moment, if the server asks for a certificate and gets none."""
 GRAPH, OWNER = SearchAttributeKey.for_keyword("PenstockGraph"), SearchAttributeKey.for_keyword("PenstockOwner")
 ATTRIBUTES = (GRAPH, OWNER, STATUS)
 SANDBOX = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("penstock"))
@@ -82,7 +82,7 @@ class TemporalEngine:
     ) -> None:
         """Work on the runs of `queues`, on none if it is empty; submitted runs go to `queue` unless they name one.
 
-        A worker that is silent for `heartbeat_s` is taken for dead.
+        A worker that is silent for `heartbeat_s` counts as dead.
         """
         self.queue: str | None = queue
         self._settings = settings
@@ -125,7 +125,7 @@ class TemporalEngine:
             await asyncio.to_thread(thread.close)
 
     async def dispatch(self, run: RunRecord) -> None:
-        """Start the workflow of a run; one that is there already learns that the run is queued."""
+        """Start the workflow of a run; for a resumed run, signal an existing workflow that the run is queued again."""
         await self._on_thread(self._dispatch(run))
 
     async def nudge(self, run: RunRecord, why: Why) -> None:
@@ -151,7 +151,7 @@ class TemporalEngine:
     # On the thread.
 
     async def _on_thread(self, call: Coroutine[Any, Any, T], timeout_s: float = CALL_S) -> T:
-        """Await a call on the engine's thread; what goes wrong becomes EngineUnavailable, with what to do about it."""
+        """Await a call on the engine's thread; raise a failure as EngineUnavailable, with a suggestion."""
         thread = self._thread
         if thread is None:
             call.close()
@@ -162,7 +162,7 @@ class TemporalEngine:
             raise EngineUnavailable(self._away(f"no response within {timeout_s:g} s")) from None
         except RPCError as error:
             raise EngineUnavailable(self._explained(error)) from None
-        except RuntimeError as error:  # what a connection raises that cannot be opened
+        except RuntimeError as error:  # raised by a connection that cannot be opened
             raise EngineUnavailable(self._away(_cause_of(str(error), self._settings))) from None
 
     def _away(self, why: str) -> str:
@@ -272,7 +272,7 @@ class TemporalEngine:
 
 
 def _cause_of(error: str, settings: TemporalSettings) -> str:
-    """Return what a message of the connection's own library says went wrong, without the types that it went through."""
+    """Return the cause in an error message of the connection's own library, without the error types around it."""
     if "InvalidContentType" in error:
         return "its response is not TLS; without TLS it is temporal://"
     if "UnknownIssuer" in error:
@@ -313,7 +313,7 @@ async def known_attributes(client: Client) -> frozenset[str]:
 
 
 async def has_workers(client: Client, queue: str) -> bool:
-    """Whether a worker has polled a queue lately."""
+    """Whether a worker has polled a queue recently."""
     found = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=client.namespace,

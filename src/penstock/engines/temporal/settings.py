@@ -1,4 +1,4 @@
-"""Where Temporal is, and how to connect to it.
+"""The address of Temporal, and the settings of the connection.
 
 `temporal://host:port/namespace` is a connection without TLS, for a private network; `temporals://…` has TLS. Secrets
 are not in the URL, which is shown in messages: they come from the environment.
@@ -25,7 +25,7 @@ SERVER_NAME = "PENSTOCK_TEMPORAL_SERVER_NAME"
 
 @dataclass(frozen=True, slots=True)
 class TemporalSettings:
-    """The address of a Temporal server, and what to show it."""
+    """The address of a Temporal server, and the credentials to present to it."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -60,7 +60,7 @@ class TemporalSettings:
 
     @classmethod
     def parse(cls, url: str, environ: Mapping[str, str] | None = None) -> TemporalSettings:
-        """Parse a URL; keys and certificates come from the environment. InvalidValue says what is wrong with either."""
+        """Parse a URL; keys and certificates come from the environment. Raises InvalidValue if either is wrong."""
         environ = {} if environ is None else environ
         try:
             parts = urlsplit(url)
@@ -70,7 +70,7 @@ class TemporalSettings:
         namespace = unquote(parts.path.strip("/")) or DEFAULT_NAMESPACE
         is_plain = not (parts.query or parts.fragment or parts.username or parts.password)
         if parts.scheme not in ("temporal", "temporals") or not host or not is_plain:
-            shown = re.sub(r"//[^/]*@", "//…@", url)  # a password does not belong there, and not into a message
+            shown = re.sub(r"//[^/]*@", "//…@", url)  # a password does not belong in the URL, and not in a message
             raise InvalidValue("engine", shown, EXPECTED)
         if "/" in namespace or not namespace.isprintable():
             raise InvalidValue("engine", url, f"{EXPECTED}; a namespace is one name")

@@ -1,10 +1,10 @@
-"""The activities: they hand a run to its host, and tell Temporal that they are alive meanwhile.
+"""The activities: they hand a run to its host, and report to Temporal that they are alive meanwhile.
 
 They run on the loop of the engine's own thread. A node that blocks the host's loop does not stop their heartbeats, up
 to a limit: a loop that has stood still for longer is as good as dead.
 
-Temporal stores what an activity returns and raises. Results are statuses; errors name what a worker does not have, or
-only their class: their message and cause might quote the run, and are logged here instead.
+Temporal stores the results and errors of activities. Results are statuses; errors name something that a worker does not
+have, or only their class: their message and cause might quote the run, and are logged here instead.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 logger = logging.getLogger("penstock.engines")
 
 STALLED_S = 300.0
-"""A host whose event loop has not turned for so long is taken for dead."""
+"""Time after which a host whose event loop has not turned counts as dead."""
 RETRY_S = 2.0
-"""After this time another worker is tried."""
+"""Delay before another worker is tried."""
 LEAVING_S = 5.0
-"""How long a run that is taken away from this worker may take to be parked."""
+"""Time that a run has to be parked when it is taken away from this worker."""
 
 
 class Activities:

@@ -1,7 +1,7 @@
 """The workflow of a run: call its work again until the run has ended.
 
 It knows the run's id and nothing else of it. It runs inside Temporal's sandbox and is replayed from its history, so it
-imports nothing of Penstock, and a change of what it does needs `workflow.patched`; recorded histories are replayed by
+imports nothing of Penstock, and a change of its behaviour needs `workflow.patched`; recorded histories are replayed by
 the tests.
 """
 
@@ -32,7 +32,7 @@ STATUS = SearchAttributeKey.for_keyword("PenstockStatus")
 
 @dataclass
 class Order:
-    """What the workflow is started with."""
+    """The input of the workflow."""
 
     run_id: str
     database: str
@@ -40,14 +40,14 @@ class Order:
     stretch: int = 0
     """Number of stretches so far."""
     heartbeat_s: float = 15
-    """A worker that is silent for so long has lost the run."""
+    """Time after which a silent worker has lost the run."""
     shows_status: bool = False
     """Whether the server knows the search attribute of the status."""
 
 
 @dataclass
 class Stretch:
-    """What an activity is started with."""
+    """The input of an activity."""
 
     run_id: str
     database: str
@@ -56,7 +56,7 @@ class Stretch:
 
 @dataclass
 class Result:
-    """What a stretch came to."""
+    """The result of a stretch."""
 
     kind: Literal["ended", "waiting", "leaving"]
     status: str = ""
@@ -82,7 +82,7 @@ class RunWorkflow:
 
     @workflow.signal(name=NUDGE)
     def nudge(self) -> None:
-        """Stop to wait: the stores have an answer or a cancel request."""
+        """Stop waiting: the stores have an answer or a cancel request."""
         self._is_nudged = True
 
     @workflow.run

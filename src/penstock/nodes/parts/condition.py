@@ -108,7 +108,7 @@ class Condition:
 
 
 def findings(expression: str, names: Iterable[str]) -> str | None:
-    """Return what is wrong with a condition; None if it is valid."""
+    """Return the problem of a condition; None if it is valid."""
     try:
         Condition(expression, names)
     except (ConditionInvalid, ConditionUnavailable) as error:
@@ -159,7 +159,7 @@ def _is_the_librarys(error: BaseException) -> bool:
 
 
 def _syntax_error(error: BaseException) -> str:
-    """Return where the parser stopped, without the names it has for all that it would have taken there."""
+    """Return the position of a syntax error, without the parser's names for everything it would have accepted there."""
     found = SYNTAX_ERROR.search(str(error))
     if found is None:
         return _first_line(error)

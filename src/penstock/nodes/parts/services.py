@@ -1,4 +1,4 @@
-"""What nodes use of the run: its services by name, models and tools.
+"""The run's services as nodes use them: by name, models and tools.
 
 A missing service may have a default, which is in a higher-level package and is imported by name when it is needed, so
 that nodes do not depend on that package.

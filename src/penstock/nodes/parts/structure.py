@@ -1,12 +1,12 @@
-"""The structure of a Python graph or agent as JSON: its fingerprint, and what a change means for a recorded run.
+"""The structure of a Python graph or agent as JSON: its fingerprint, and the effect of a change on a recorded run.
 
-The structure of a graph is its steps, what each waits for, their policies and budgets, and the graphs and agents in
-it; that of an agent is its name, its model, its tools and their schemas, its output and its limits. Long texts and
-schemas are in it as digests. What the functions do is not in it: editing one keeps the fingerprint.
+The structure of a graph is its steps, their dependencies, their policies and budgets, and the graphs and agents in it;
+that of an agent is its name, its model, its tools and their schemas, its output and its limits. Long texts and schemas
+are in it as digests. The code of the functions is not in it: editing a function keeps the fingerprint.
 
 A step matches a recorded one if it has the same id and the same input, waits for the same steps, and all of these
 match. `lineages` has one digest per step for this comparison, so a step after a changed one never matches: its recorded
-result was made from another input. Policies, budgets and code do not change what a step is.
+result was made from another input. A step stays the same if its policies, budgets or code change.
 
 Knows neither journals nor services.
 """
@@ -81,7 +81,7 @@ def _step(graph: Graph, step: Step) -> dict[str, Any]:
 
 
 def _policy(policy: ErrorPolicy) -> dict[str, Any]:
-    """Return what differs from the default policy."""
+    """Return the differences from the default policy."""
     found: dict[str, Any] = {}
     for field in fields(policy):
         value = getattr(policy, field.name)
@@ -115,7 +115,7 @@ def _agent(agent: Agent) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Something recorded that the program has no more, or has in another form."""
+    """A recorded step or call that the program no longer has, or has in another form."""
 
     name: str
     why: str
@@ -126,7 +126,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change of a program means for a run that was recorded before it."""
+    """The effect of a change of a program on a run that was recorded before it."""
 
     reused: tuple[str, ...] = ()
     """Recorded steps or calls whose results are used."""
@@ -167,7 +167,7 @@ def new_names(before: Structure, now: Structure) -> dict[str, str]:
 def change_of(before: Structure, now: Structure, recorded: Iterable[str]) -> Change:
     """Compare the program that a run was recorded with to the one that continues it.
 
-    `recorded` has what was recorded: names of steps in the journal for a graph, paths of calls for an agent.
+    `recorded` names the recorded parts: steps in the journal for a graph, paths of calls for an agent.
     """
     names = list(recorded)
     was, is_now = kind_of(before), kind_of(now)

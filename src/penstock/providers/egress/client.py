@@ -183,8 +183,8 @@ class EgressClient:
 
         if context is None:
             return await ask()
-        # It costs no money, so nothing is held for it. The mark is a hash because loop detection, which compares
-        # calls by it, records what is repeated.
+        # It costs no money, so nothing is held for it. The mark is a hash because loop detection compares calls by it
+        # and records the mark of a repeated call.
         mark = hashlib.sha256(f"{url}\n".encode("utf-8", "surrogatepass") + content).hexdigest()[:16]
         name = f"{method} {_shown_host(url)}"
         return cast(EgressResponse, await context.atool(ask, mark, name=name, cost_hint_usd=0))

@@ -28,7 +28,7 @@ NUMBER = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class EgressPolicy:
-    """What an `EgressClient` may do; by default, reach any public host on the usual ports."""
+    """The permissions of an `EgressClient`; by default, it may reach any public host on the usual ports."""
 
     allow_hosts: Collection[str] | None = None
     """Hosts that may be reached: "api.example.org", "*.example.org" for all its subdomains, "[::1]:8080" with a port of
@@ -72,7 +72,7 @@ class EgressPolicy:
 
 
 def wrong_host(host: str) -> str | None:
-    """Return what is wrong with the host as written; None for a plain name or an address in its usual notation."""
+    """Return the error in the host as written; None for a plain name or an address in its usual notation."""
     if "%" in host:
         return "the host carries an escape or an interface"
     if ":" in host:

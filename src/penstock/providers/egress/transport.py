@@ -5,7 +5,7 @@ resolves it, checks every returned address, and connects to those same addresses
 rebinding between check and use has no effect. The pool still works with names: the Host header, the TLS server name and
 the certificate that must match are the host's.
 
-No proxy, no environment, no cookies, no keep-alive: only the policy decides what a request may do.
+No proxy, no environment, no cookies, no keep-alive: only the policy determines the permissions of a request.
 """
 
 from __future__ import annotations

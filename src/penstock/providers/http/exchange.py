@@ -1,11 +1,11 @@
 """One contained model call over HTTP, from its admission to its settlement.
 
-The call is admitted before anything is sent, and stays open until the response was read to its end or closed.
+The call is admitted before anything is sent, and stays open until the response is read to its end or closed.
 `refused_by`, `failed`, `ended` and `closed` may be called from any thread and any number of times; the first call
 settles. The cost is known if the response reported its usage at its end, or if the failure is known to be free;
-otherwise the hold stays unresolved, since a provider charges for what it generated, whether or not it arrived. A
-complete response without usage costs what was held for it. A response of more than was paid for is cut off, and costs
-no less than what came of it.
+otherwise the hold stays unresolved, since a provider charges for generated output, whether or not it arrived. A
+complete response without usage costs its whole hold. A response longer than was paid for is cut off, and at least the
+received part is charged.
 
 Knows admission and settlement and the two sides of an exchange, and nothing of HTTP libraries.
 """
@@ -44,7 +44,7 @@ from penstock.stops import Stop, StopReason
 from penstock.tracing.record import OPEN
 
 MAX_MODEL_OUTPUT = 1_000_000
-"""More output than any model gives in one answer: read of an answer that nothing else bounds."""
+"""Maximum output read of an answer without any other limit; more than any model generates in one answer."""
 NEEDS_MAXIMUM = "is signed, so that no maximum can be added to it: set inferenceConfig.maxTokens (or max_tokens)"
 CANNOT_SHRINK = "is signed and cannot be clamped: set a smaller inferenceConfig.maxTokens (or max_tokens)"
 
@@ -59,7 +59,7 @@ class Terms:
     floor: int
     """Smallest output limit a request is clamped to."""
     error_bill: ErrorBill | None = None
-    """What error answers cost; None decides by the status."""
+    """Cost of error answers; None decides by the status."""
 
 
 class Exchange:
@@ -115,7 +115,7 @@ class Exchange:
             refuse(self.call, Stop(StopReason.HOOK_DENIED, why, self.call.context.name))
 
     def refusal(self) -> Halted | CancelledError:
-        """Return the error of a call that is not sent; it says what to do if its body could not be made smaller."""
+        """Return the error for a call that is not sent, with advice if its body could not be made smaller."""
         stop = self.call.stop
         assert stop is not None
         if self.request.is_fixed and self.request.form.output == "text" and stop.unit in ("usd", "tokens"):
@@ -164,7 +164,7 @@ class Exchange:
     def refused_by(self, status: int, host: str = "", path: str = "", location: str | None = None) -> None:
         """Settle a response with a non-success status; raise if the client must not retry.
 
-        `location` is where the client is sent to from that host and path; what it sends there is a call of its own.
+        `location` is the target of a redirect from that host and path; a request to it is a call of its own.
         """
         if location is not None:
             note_redirect(self.request.form, host, path, location)
@@ -212,7 +212,7 @@ class Exchange:
         finish(self.call)
 
     def _worst_case(self) -> Usage:
-        """Return the usage of a response that reports none: everything that was held for, or what came if more."""
+        """Return the usage charged for a response that reports none: the hold, or the received output if larger."""
         meter = self.answer.meter
         is_held = self.call.hinted and not meter.is_over
         return replace(meter.worst_case(), cost_nanos=self.call._held_cost if is_held else None)
@@ -255,7 +255,7 @@ def admit(terms: Terms, request: ModelRequest, waits: Waits) -> Exchange:
 
 
 def refuse_after_stop(terms: Terms, what: str) -> None:
-    """Raise what a model call of these terms would raise if its run has ended or was stopped."""
+    """Raise the error of a model call of these terms if its run has ended or was stopped."""
     context = innermost(terms.context)
     _must_be_open(context, what)
     token = context._token
@@ -282,13 +282,15 @@ def allowance_of(request: ModelRequest, output_tokens: int) -> Allowance:
 
 
 def _worst_case(terms: Terms, context: Handle, exchange: Exchange) -> Callable[[], tuple[int | None, int]] | None:
-    """Return what finds the worst case of the call, and clamps its output to it; None if it cannot be estimated."""
+    """Return a function that estimates the worst case of the call and clamps its output to it; None if it has no
+    estimate.
+    """
     request, answers, prices = exchange.request, exchange.request.answers, context._run.prices
     wanted = _wanted_output(terms, request)
     floor = wanted if request.is_fixed else min(wanted, max(terms.floor, request.least_output_tokens))
     if request.form.output == "unknown":
         price = prices.price_of(request.model)
-        # Speech is billed by its characters, unless its sound has a price too.
+        # Speech is billed by its characters, unless its audio output has a price too.
         if request.form.api != "speech" or price is None or price.output_usd_per_mtok:
             return None
 
@@ -310,7 +312,7 @@ def _wanted_output(terms: Terms, request: ModelRequest) -> int:
 
 
 def _is_unbounded(context: Handle, request: ModelRequest) -> bool:
-    """Whether a limit applies to the call, and nothing bounds its output: no maximum can be written into its body."""
+    """Whether a limit applies to the call but its output is unbounded: no maximum can be written into its body."""
     if not request.is_fixed or request.form.output != "text" or request.output_tokens is not None:
         return False
     account = context._account

@@ -45,7 +45,7 @@ class Form:
     caps: tuple[str, ...] = ()
     """Fields that limit the output, nested ones with dots."""
     output: Output = "text"
-    """What is billed as output: text that the caps limit, nothing, or something that cannot be estimated."""
+    """Kind of the billed output: text that the caps limit, nothing, or output that cannot be estimated."""
     default_cap: int | None = None
     """Maximum output that the provider applies to a request that sets none; None if it applies no small one."""
     streams: bool | None = None
@@ -131,7 +131,7 @@ _VERBS: Mapping[str, Form] = MappingProxyType(
         "invoke-with-response-stream": replace(_INVOKE, streams=True),
     }
 )
-"""Forms of paths that name the model, by what follows it."""
+"""Forms of paths that name the model, by the part of the path after the name."""
 _MODEL_PATH = re.compile(
     r"/(?:models|tunedModels|endpoints)/([^/]+):(generateContent|streamGenerateContent|embedContent|batchEmbedContents)$"
     r"|/publishers/anthropic/models/([^/]+):(rawPredict|streamRawPredict)$"
@@ -210,9 +210,9 @@ is atomic."""
 
 
 def form_of(method: str, host: str, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> Form | None:
-    """Return the form of the model request that is sent there; None if it is no model request, or a free one.
+    """Return the form of the model request with this method and address; None if it is no model request, or a free one.
 
-    `headers` tell the official clients: what they post to an unknown path is a request of unknown cost at every host.
+    `headers` identify the official clients: their POSTs to unknown paths are requests of unknown cost at every host.
     """
     if method.upper() != "POST":
         return None

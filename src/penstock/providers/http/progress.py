@@ -1,6 +1,6 @@
-"""What the events of a stream report, in each API: its text, its end, its usage and its errors.
+"""Read the events of a stream in each API: text, end, usage and errors.
 
-The usage is that of the whole answer, and is taken at its end only: intermediate reports are not the bill.
+The usage covers the whole answer, and is taken at its end only: intermediate reports are not the bill.
 
 Knows the events of the APIs, and nothing of bytes, clients, prices or limits.
 """
@@ -110,7 +110,7 @@ class MessageEvents(Progress):
 
 
 class InvocationEvents(MessageEvents):
-    """A model's own events in an invocation of Bedrock; the last one has Bedrock's count, whatever the vendor."""
+    """Events of a Bedrock invocation, in the vendor's own format; the last one has Bedrock's usage count."""
 
     def see(self, event: dict[str, Any]) -> None:
         super().see(event)
@@ -189,7 +189,7 @@ PROGRESS: Mapping[Api, type[Progress]] = MappingProxyType(
         "transcriptions": MediaEvents,
     }
 )
-"""What reads the streams of each API; the others have none."""
+"""Stream reader of each API; APIs that are not listed have none."""
 
 
 def objects(holder: object, name: str) -> list[dict[str, Any]]:

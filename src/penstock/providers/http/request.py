@@ -40,10 +40,10 @@ AUDIO_BYTES_PER_CHARACTER = 16_384
 VECTOR_BYTES = 262_144
 """Allowed for each vector: 8,192 numbers of 32 characters."""
 
-_IMAGES = ("image", "image_url", "input_image")  # no set: a schema may have a list as its "type"
+_IMAGES = ("image", "image_url", "input_image")  # no set: the "type" of a schema may be a list, which has no hash
 _GEMINI_CONFIGS = ("generationConfig", "generation_config")
 COMMON_PATHS = ("messages", "ollama")
-"""APIs whose paths other services have too: a body that cannot be read is not taken for a model request there."""
+"""APIs whose paths other services have too: an unreadable body is not treated as a model request there."""
 _OPENAI_MODELS = ("gpt-", "chatgpt-", "o1", "o3", "o4")
 _RETRY_COUNT = "x-stainless-retry-count"
 _AWS_ATTEMPT = re.compile(r"attempt=([1-9]\d{0,2})\b")
@@ -60,7 +60,7 @@ class ModelRequest:
     """Empty if the request names no model."""
     streams: bool
     input_tokens: int
-    """Upper-bound estimate; of speech, the characters to speak."""
+    """Upper-bound estimate; for speech, the number of characters to speak."""
     output_tokens: int | None
     """Maximum output of each answer; None if the client sets none."""
     answers: int
@@ -123,7 +123,7 @@ class ModelRequest:
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         try:
             return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can say and UTF-8 cannot
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can express and UTF-8 cannot
             return json.dumps(body, separators=(",", ":")).encode()
 
     def _cap_for(self, host: str) -> str:
@@ -167,7 +167,7 @@ def parse_request(form: Form, headers: Mapping[str, str], content: bytes) -> Mod
 
 
 def _may_be_json(headers: Mapping[str, str], content: bytes) -> bool:
-    """Whether a server may read JSON where it cannot be read here: it is compressed, too deep, or not quite JSON."""
+    """Whether a server may be able to parse a body that we cannot: compressed, too deep, or not quite JSON."""
     is_compressed = bool(headers.get("content-encoding")) or content.startswith(b"\x1f\x8b")
     return is_compressed or content.lstrip()[:1] == b"{"
 
@@ -190,7 +190,7 @@ def _may_cost(form: Form, fields: Mapping[str, str] | None) -> bool:
 
 
 def _of_vendor(form: Form, body: Mapping[str, Any]) -> Form:
-    """Return the form of an invocation by what is in its body, which is the vendor's own."""
+    """Return the form of an invocation, recognised by the vendor's own fields in its body."""
     if form.api != "invoke" or any(_at(body, cap) is not None for cap in form.caps):
         return form
     if "anthropic_version" in body:
@@ -258,13 +258,13 @@ def _most_input_tokens(form: Form, body: Mapping[str, Any], size: int, model: st
 
 
 def image_tokens(model: str, image: object) -> int:
-    """Return more tokens than the model counts for an image, however large it is."""
+    """Return an upper bound of the tokens that the model counts for an image, whatever its size."""
     of_model = max((tokens for part, tokens in _IMAGE_TOKENS_OF if part in model), default=IMAGE_TOKENS)
     return max(of_model, ORIGINAL_IMAGE_TOKENS) if _is_original(image) else of_model
 
 
 def _is_original(image: object) -> bool:
-    """Whether an image is to be seen in its own size, which models of OpenAI offer."""
+    """Whether an image is sent at its original size, an option of OpenAI's models."""
     if not isinstance(image, dict):
         return False
     nested = image.get("image_url")
@@ -288,7 +288,7 @@ def _images(root: object) -> Iterator[object]:
 
 
 def _is_inline_image(part: Mapping[str, Any]) -> bool:
-    """Whether an object is an image as Gemini or Bedrock have it."""
+    """Whether an object is an image in the format of Gemini or Bedrock."""
     inline = part.get("inlineData") or part.get("inline_data")
     if isinstance(inline, dict):
         return _text(inline.get("mimeType") or inline.get("mime_type")).startswith("image/")
@@ -296,7 +296,7 @@ def _is_inline_image(part: Mapping[str, Any]) -> bool:
 
 
 def _answers(wanted: object) -> int:
-    """Return how many answers are billed; "5" and 5.0 count as five, since a server may accept them."""
+    """Return the number of billed answers; "5" and 5.0 count as five, since a server may accept them."""
     if isinstance(wanted, str | float):
         try:
             wanted = int(float(wanted))

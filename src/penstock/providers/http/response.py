@@ -1,9 +1,9 @@
 """Read the usage and the completeness of a response while it is passed on to the client.
 
-A plain response is one JSON object, a stream is a sequence of them, and other responses (sound, or an API that is not
-known) are passed on and counted in bytes alone. The client receives what the provider sent, byte for byte, except the
-one event that reports the usage of a stream whose client did not request it: many programs assume that every chunk has
-a choice. A response of more than was paid for raises ExcessOutput.
+A plain response is one JSON object, and a stream is a sequence of them. Other responses (sound, unknown APIs) are
+passed on, and only their bytes are counted. The client receives the provider's response byte for byte, except the one
+event that reports the usage of a stream whose client did not request it: many programs assume that every chunk has a
+choice. A response longer than was paid for raises ExcessOutput.
 
 Which usage is trusted. Only the usage reported at the end counts: intermediate reports are not the bill. A usage
 without input, or with less output than arrived, is wrong, and then the usage is unknown. Smaller errors cannot be
@@ -119,7 +119,7 @@ class Events(Answer):
         if len(self._kept) > MAX_KEPT_BYTES:
             unread, self._kept = bytes(self._kept), bytearray()
             return unread
-        # Events are passed on whole: whether one is withheld is known only then.
+        # Only complete events are passed on: whether to withhold one is known only then.
         passed = b"".join(part for part, event in self._whole_events() if self._passes(event))
         self.meter.check_unfinished(self._kept)
         return passed
@@ -168,7 +168,7 @@ def answer_of(
 
 
 def _splitter(api: Api, content_type: str, streams: bool) -> Splitter | None:
-    """Return what splits a stream; None for a plain response."""
+    """Return the splitter of a stream; None for a plain response."""
     if content_type.startswith("text/event-stream"):
         return EventSplitter()
     if content_type.startswith("application/vnd.amazon.eventstream"):
@@ -179,12 +179,12 @@ def _splitter(api: Api, content_type: str, streams: bool) -> Splitter | None:
 
 
 def _usage_of(body: dict[str, Any]) -> Usage | None:
-    """Return the usage of a plain response; Ollama and Bedrock's embeddings have it beside the answer."""
+    """Return the usage of a plain response; Ollama and Bedrock's embeddings report it at the top level."""
     return read_usage(body) or read_usage({"usage": body, "model": body.get("model")})
 
 
 def _usage_in(headers: Mapping[str, str]) -> Usage | None:
-    """Return Bedrock's count of an invocation, which is there whatever the vendor's body reports."""
+    """Return Bedrock's own token count of an invocation, which is in its headers for every vendor."""
     taken, given = headers.get(_BEDROCK_INPUT, ""), headers.get(_BEDROCK_OUTPUT, "0")
     if not all(count.isascii() and count.isdigit() and len(count) < 13 for count in (taken, given)):
         return None

@@ -218,7 +218,7 @@ def _ask_hooks(url: str) -> None:
 
 
 def _value(tool: str, result: Any) -> Any:
-    """Return the text of a result, or its structured content if it has no text."""
+    """Return the text of a result, or its structured content if there is no text."""
     text = "\n".join(_shown(block) for block in result.content)
     if result.is_error:
         raise McpToolFailed(tool, text)

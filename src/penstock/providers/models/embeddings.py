@@ -1,7 +1,7 @@
 """Embedding models behind OpenAI's API and the servers that imitate it: `embedding_model("openai:…")`.
 
-Requests go through the client of the provider, as those of `RemoteModel` do, with its own retries off. How much is read
-of an answer is bounded by the number of its vectors.
+Requests go through the client of the provider, as those of `RemoteModel` do, with its own retries off. The size of an
+answer is bounded by the number of its vectors.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RemoteEmbeddingModel(EmbeddingModel):
             raise BadEmbeddings(self.name, expected, _why(error)) from error
         usage = read_usage(answer)
         if usage is not None and not 0 < usage.input_tokens <= input_tokens:
-            usage = None  # implausible: it is charged what was held
+            usage = None  # implausible: the hold is charged
         return Embeddings(vectors, None if usage is None else Usage(usage.input_tokens, 0), answer.get("model"))
 
 

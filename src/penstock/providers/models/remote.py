@@ -5,8 +5,8 @@ call retries. A format writes the request and reads the response. Admission, hol
 the runtime behind it.
 
 A response is complete when the provider's end marker has arrived; without it, TruncatedResponse is raised. The usage of
-a stream is reported only at its end: earlier counts are lower than what is billed. A response of more than was paid
-for is cut off, as TruncatedResponse, and charged at no less than what came of it.
+a stream is reported only at its end: earlier counts are lower than the bill. A response longer than was paid for is cut
+off with TruncatedResponse, and at least the received part is charged.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class RemoteModel(Model):
         await _drain(chunks)
 
     def count_input(self, request: ModelRequest) -> int:
-        """Return the maximum number of input tokens, including what the API adds."""
+        """Return the maximum number of input tokens, including the API's additions."""
         schema = request.settings.output_schema
         around = self.message_tokens * (len(request.messages) + len(request.tools))
         if schema is not None:
@@ -195,7 +195,7 @@ class RemoteModel(Model):
 
 @contextmanager
 def _sent_once_if_exceeded(request: ModelRequest) -> Iterator[None]:
-    """Do not send the request again if its answer was more than was paid for: it would be paid for again."""
+    """Do not send the request again if its answer was longer than was paid for: it would be paid for again."""
     try:
         yield
     except TruncatedResponse as error:
@@ -204,7 +204,7 @@ def _sent_once_if_exceeded(request: ModelRequest) -> Iterator[None]:
 
 
 def _billed(whole: ModelResponse, meter: Meter) -> ModelResponse:
-    """Return the response without a false usage: it is charged what was held for it, or what came if that is more."""
+    """Return the response without an implausible usage: the hold is charged, or the received output if larger."""
     if whole.usage is None or not meter.is_plausible(whole.usage):
         whole.usage = meter.worst_case() if meter.is_over else None
     return whole

@@ -73,8 +73,9 @@ class Options(TypedDict, total=False):
     breaker: CircuitBreaker | bool
     """A circuit that refuses requests while the provider fails; True selects the one shared within the process."""
     error_bill: ErrorBill | None
-    """What error answers of the provider cost: "free", "unresolved", or one of them by HTTP status. None decides by the
-    status."""
+    """Cost of the provider's error answers: "free", "unresolved", or one of them by HTTP status. None decides by the
+    status.
+    """
 
 
 class OpenAIModel(RemoteModel):

@@ -1,1 +1,1 @@
-"""Answers of providers, read within bounds: how many tokens they have, and how much of them is read."""
+"""Read answers of providers within bounds: estimate their tokens, and limit their size."""

@@ -56,7 +56,7 @@ class Capped:
 
 
 class _Decoded:
-    """Decompresses what another sink reads."""
+    """Decompresses a body for another sink."""
 
     def __init__(self, sink: Sink, coding: str) -> None:
         self._sink = sink
@@ -89,7 +89,7 @@ class _Refusing:
 
 
 def decoded(sink: Sink, header: str) -> Sink:
-    """Return `sink`, behind what decompresses a body with this Content-Encoding."""
+    """Return `sink`, behind a decompressor for this Content-Encoding if the body has one."""
     try:
         coding = coding_of(header)
     except Unreadable as error:

@@ -1,15 +1,15 @@
 """Errors that pass through the official clients without being wrapped or retried.
 
-The official clients treat any error raised below them as a broken connection: they wrap it, and most retry. Only
-errors of their own base class pass unchanged. So an error raised inside them is our error and also an instance of the
-base class of each loaded client: `except BudgetExceededError` catches it, and no client wraps or retries it. A
-cancellation is not an Exception, and passes unchanged.
+The official clients treat any error raised below them as a broken connection: they wrap it, and most retry. Only errors
+of their own base class pass unchanged. So an error raised inside them is our error and also an instance of the base
+class of each loaded client: `except BudgetExceededError` catches it, and no client wraps or retries it. A cancellation
+is not an Exception, and passes unchanged.
 
-What other clients need, as read in their sources. google-genai 3.3, cohere 7.3 and mistralai 3.7 retry errors of HTTP
-libraries and error answers alone, so that ours passes. botocore 1.44 wraps every error but the cancellation of a
-future, so a refusal is one of these too. LiteLLM 1.109 makes an error of its own, with the `status_code` of ours: 402
-and not 500. With `num_retries` it retries every error, and groq 1.7 always does: each attempt is refused, and groq's
-`APIConnectionError` has ours as its cause.
+Other clients behave as follows, according to their sources. google-genai 3.3, cohere 7.3 and mistralai 3.7 retry only
+errors of HTTP libraries and error responses, so ours passes. botocore 1.44 wraps every error except the cancellation of
+a future, so a refusal is also an instance of that. LiteLLM 1.109 raises an error of its own, with the `status_code` of
+ours: 402 and not 500. With `num_retries` it retries every error, and groq 1.7 always does: each attempt is refused, and
+groq's `APIConnectionError` has ours as its cause.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAMILIES = (
     ("groq", "GroqError"),
     ("botocore.httpsession", "CancelledError"),
 )
-"""The module of each client, and the base class of its errors, or of those that it passes on."""
+"""The module of each client, and the base class of its errors, or of the errors that it passes on."""
 REFUSED_STATUS = 402
 """Payment required: the status of a refusal, for clients that look for one."""
 

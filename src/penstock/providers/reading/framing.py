@@ -1,10 +1,10 @@
 """Split the bytes of a stream into its objects.
 
 Four framings: server-sent events, lines of JSON (Ollama), one JSON array (Gemini), and frames of the AWS event stream
-(Bedrock). A splitter takes whole parts from the front of a buffer, each with the object in it; what remains there is
-the beginning of the next part. Parts are returned byte for byte, so that they can be passed on.
+(Bedrock). A splitter removes complete parts from the front of a buffer, each with its object; the buffer keeps the
+beginning of the next part. Parts are returned byte for byte, so that they can be passed on.
 
-Knows nothing of what the objects mean.
+Knows nothing of the meaning of the objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = tuple[bytes, Any]
 """The bytes of a part, and its JSON; None if it has none, or it cannot be parsed."""
 
 MAX_END_BYTES = 4
-"""Length of the longest mark between two events."""
+"""Length of the longest separator between two events."""
 _EMPTY_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 _NEWLINE = re.compile(rb"\n")
 _BEFORE_ITEM = re.compile(rb"[\s,\[\]]*")
@@ -35,14 +35,14 @@ class Splitter(Protocol):
     """Takes whole parts from the front of a buffer."""
 
     def split(self, buffer: bytearray) -> Iterator[Part]:
-        """Yield the parts that are complete, and remove them from the buffer."""
+        """Yield the complete parts, and remove them from the buffer."""
 
     def last(self, data: bytes) -> Any:
-        """Return the object in what is left at the end of the stream; None if there is none."""
+        """Return the object in the rest of the buffer at the end of the stream; None if there is none."""
 
 
 class _Separated:
-    """Parts that end with a mark."""
+    """Parts that end with a separator."""
 
     def __init__(self, end: re.Pattern[bytes]) -> None:
         self._end = end
@@ -84,7 +84,7 @@ class ArraySplitter:
 
     def __init__(self) -> None:
         self._next_try = 0
-        """Size of the buffer from which on it is worth to decode it again: an eighth more than at the last try."""
+        """Buffer size at which decoding is tried again: an eighth more than at the last try."""
 
     def split(self, buffer: bytearray) -> Iterator[Part]:
         if len(buffer) < self._next_try and not buffer[-8:].rstrip().endswith((b"}", b"]")):
@@ -92,7 +92,7 @@ class ArraySplitter:
         while b"}" in buffer:
             found = _BEFORE_ITEM.match(buffer)
             begin = found.end() if found is not None else 0
-            # The last character may have arrived in part: it is behind every whole object.
+            # The last character may be incomplete: it is behind every complete object.
             text = bytes(buffer[begin:]).decode("utf-8", "ignore")
             try:
                 item, length = json.JSONDecoder().raw_decode(text)

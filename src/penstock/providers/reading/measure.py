@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WEIGHT_PER_TOKEN = 32
-"""Text is weighed in whole numbers: so much is one token."""
+"""Weight of one token; weights are whole numbers."""
 WEIGHT_PER_BYTE = 8
 """Maximum weight of a byte of UTF-8."""
 _PLAIN, _DENSE_EXTRA, _REPEATED_LESS = 8, 16, 7
@@ -51,7 +51,7 @@ def tokens_of(weight: int) -> int:
 
 
 def added_by(event: Mapping[str, Any]) -> list[str]:
-    """Return the texts that an event adds to a stream. Every event passes here, most with one short text."""
+    """Return the texts that an event adds to a stream. Called for every event; most have one short text."""
     texts: list[str] = []
     for choice in _objects(event, "choices"):
         _add_message(texts, choice.get("delta"))

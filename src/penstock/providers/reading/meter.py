@@ -1,9 +1,9 @@
-"""Count an answer while it arrives, and end it when it is more than was paid for.
+"""Count an answer while it arrives, and cut it off when it is longer than was paid for.
 
-A provider may ignore the output limit of a request, and send for ever. Two counts bound what is read of its answer: the
-tokens of its text, estimated by `measure`, at most `MAX_RATIO` times the output that was paid for; and its bytes, for
-everything that is no text of the answer (framing, comments, whitespace, unknown fields). Nothing is counted after it
-was stored: an unfinished object is measured as far as it has arrived.
+A provider may ignore the output limit of a request, and send for ever. Two counts bound how much of its answer is read:
+the tokens of its text, estimated by `measure`, at most `MAX_RATIO` times the output that was paid for; and its bytes,
+for everything else (framing, comments, whitespace, unknown fields). Everything is counted before it is stored: an
+unfinished object is measured as far as it has arrived.
 
 Knows nothing of HTTP libraries and of runs.
 """
@@ -67,13 +67,13 @@ MAX_KEPT_BYTES = 16 * 1024 * 1024
 
 
 class ExcessOutput(PenstockError):
-    """A provider sent more than was paid for; the answer was cut off, and is charged at no less than what came."""
+    """A provider sent more than was paid for; the answer was cut off, and at least the received part is charged."""
 
     def __init__(self, sent: str, paid_tokens: int, usage: Usage) -> None:
         self.paid_tokens = paid_tokens
         """Maximum output of the request."""
         self.usage = usage
-        """What the call is charged: the input, and the output that was received or paid for, whichever is more."""
+        """Charged usage: the input, and the received or the paid output, whichever is more."""
         super().__init__(f"the provider sent {sent}, {paid_tokens:,} tokens were paid for; the answer was cut off")
 
 
@@ -114,7 +114,7 @@ class Allowance:
 
     @classmethod
     def of_data(cls, input_tokens: int, max_bytes: int) -> Allowance:
-        """Return the allowance for an answer that is no text: vectors, pictures, sound."""
+        """Return the allowance for a non-text answer: vectors, pictures, sound."""
         return cls(input_tokens, 0, max_bytes, has_text=False)
 
 
@@ -208,7 +208,7 @@ class Meter:
         return usage.output_tokens * TOKENS_PER_REPORTED + REPORTED_SLACK >= self.tokens
 
     def worst_case(self) -> Usage:
-        """Return the usage of an answer that reports none: what was paid for, or what came if that is more."""
+        """Return the usage of an answer that reports none: the paid output, or the received output if larger."""
         return Usage(self._allowance.input_tokens, max(self._allowance.output_tokens, self.tokens))
 
     def _excess(self, sent: str) -> ExcessOutput:
@@ -216,7 +216,7 @@ class Meter:
 
 
 class Counted:
-    """A stream, of which the bytes are counted."""
+    """A stream whose bytes are counted."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter

@@ -1,18 +1,18 @@
 """aiohttp, and every transport on top of it: those of httpx_aiohttp and LiteLLM, and google-genai.
 
-This module never imports it. A client middleware of ours is put below those of the program, next to the connection:
-`ClientSession._request` is wrapped to add it. So every request that leaves passes there, with what the middlewares of
-the program made of it. A middleware that sends twice, such as one that retries or hedges, makes two calls, and so does
-a redirect that is followed with the body. A request that is sent around it, on a connection that a middleware got by
-itself, comes to `ClientRequest.send` all the same: it is reported, and refused if the run is strict.
+This module never imports it. A client middleware of ours is added below those of the program, next to the connection,
+by a wrapper of `ClientSession._request`. So every outgoing request passes through it, as the middlewares of the program
+have changed it. A middleware that sends twice, such as one that retries or hedges, makes two calls, and so does a
+redirect that is followed with the body. A request that bypasses it, on a connection that a middleware opened by itself,
+still reaches `ClientRequest.send`: it is reported, and refused if the run is strict.
 
-What is sent is a copy of the request with the admitted body. A middleware that tries again does so with the original:
-its output is clamped anew, to what is left then.
+A copy of the request is sent, with the admitted body. A middleware that tries again does so with the original: its
+output is clamped anew, to what is left then.
 
-The response has another `content`: a reader of the same class that gets its bytes from the original one, through the
-exchange, whenever a caller has to wait for more. So all ways of reading work, and the original reader still decides
-when the connection goes back to the pool. `ResponseHandler.set_response_params` is wrapped so that the bytes come as
-the provider sent them: a body that is compressed is decompressed here, in bounded pieces.
+The `content` of the response is replaced by a reader of the same class that gets its bytes from the original one,
+through the exchange, whenever a caller has to wait for more. So all ways of reading work, and the original reader still
+decides when the connection goes back to the pool. `ResponseHandler.set_response_params` is wrapped so that the bytes
+arrive as the provider sent them: a compressed body is decompressed here, in bounded pieces.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from penstock.runtime.cancellation import call_on
 from penstock.runtime.execution import load_prices
 
 Handler = Callable[[Any], Awaitable[Any]]
-"""What sends a request, below a middleware."""
+"""Sends a request: the part of the chain below a middleware."""
 
 _UNCONNECTED = frozenset({"ClientConnectorError", "ConnectionTimeoutError", "ClientHttpProxyError"})
 """Class names of errors of connections that never opened."""
 _is_raw: ContextVar[bool] = ContextVar("penstock_aiohttp_raw", default=False)
-"""Whether the response to what is sent here must not be decompressed by aiohttp."""
+"""Whether aiohttp must not decompress the response to the current request."""
 _is_seen: ContextVar[bool] = ContextVar("penstock_aiohttp_seen", default=False)
-"""Whether what is sent here has passed the innermost middleware."""
+"""Whether the current request has passed the innermost middleware."""
 
 
 async def innermost(request: Any, handler: Handler) -> Any:
@@ -77,7 +77,7 @@ async def _contained(request: Any, handler: Handler) -> Any:
 
 
 async def _admitted(request: Any) -> Exchange | None:
-    """Return the call that the request is; None if it is no model request."""
+    """Return the admitted call of the request; None if it is no model request."""
     host, path = _address(request)
     terms = terms_for(request.method, host, path, request.headers, _known_content(request))
     form = None if terms is None else form_of(request.method, host, path, request.headers)
@@ -111,13 +111,13 @@ async def _content(request: Any) -> bytes:
 
 
 def _known_content(request: Any) -> bytes | None:
-    """Return the body if it is there as bytes."""
+    """Return the body if it is available as bytes."""
     value = getattr(request.body, "_value", None)
     return value if isinstance(value, bytes) else None
 
 
 class _Written:
-    """Where a payload of aiohttp writes itself to."""
+    """A writer that gathers the bytes of an aiohttp payload."""
 
     def __init__(self) -> None:
         self.gathered = Gathered()
@@ -224,7 +224,7 @@ class _Reader:
             self.begin_http_chunk_receiving()  # type: ignore[attr-defined]
 
     async def _wait(self, func_name: str) -> None:
-        """Get more of the body: every read comes here when it has to wait."""
+        """Get more of the body: called by every read that has to wait."""
         exchange = self._exchange
         try:
             if exchange is None:
@@ -276,7 +276,7 @@ class _Reader:
 
 
 class _Unhurried:
-    """In place of a connection: the original reader tells it when to send more."""
+    """Stands in for the connection on which the original reader pauses and resumes reading."""
 
     connected = True
     _reading_paused = False

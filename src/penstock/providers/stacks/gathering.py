@@ -1,7 +1,7 @@
-"""The body of a model request, gathered before it is sent: what it may cost is in it.
+"""Gather the body of a model request before it is sent, because its cost is estimated from it.
 
-A body that a library sends while it reads it, such as a file or a generator, is read first. It is kept in memory, so
-its size is bounded.
+A body that a library sends while reading it, such as a file or a generator, is read first. It is kept in memory, so its
+size is bounded.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
 This module never imports them. All of these libraries write requests with `HTTPConnection.send`, one call for the
 headers and more for the body, and read responses from the file that `getresponse` leaves in `HTTPResponse.fp`; urllib3
-even reads the chunks from that file itself. So these are the two places that are wrapped, and not urllib3: a request is
-counted once, and each attempt of a retry that a library makes by itself is counted.
+even reads the chunks from that file itself. So these two places are wrapped, and not urllib3: a request is counted
+once, and each attempt of a library's own retry is counted.
 
-The request. From `putrequest` on, what is sent is gathered. When the headers are complete, a request that is no model
-request is sent as it is. The body of a model request is gathered to its end, and sent as the admission allows.
+The request. Everything sent from `putrequest` on is gathered. When the headers are complete, a request that is no model
+request is sent unchanged. The body of a model request is gathered to its end, and sent as the admission allows.
 
 The response. Its file is replaced by one with the bytes that pass the exchange, framed as the provider framed them: in
 chunks as they come, or in a body of the declared length. So all ways of reading work, and the connection is reused as
 before: when the response was read to its end, and not if it was cut.
 
-HTTP/2, which urllib3 has as an experiment, does not pass here.
+HTTP/2, an experiment of urllib3, is not covered.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Outgoing:
         self._form: Form | None = None
 
     def write(self, connection: Any, send: Send, data: Any) -> None:
-        """Gather what the library sends; send the request when it is complete, or is no model request."""
+        """Gather the bytes that the library sends; send the request when it is complete, or is no model request."""
         for piece in _pieces(connection, data):
             self._gathered.add(piece)
         head = self._head or self._read_head(connection)
@@ -149,9 +149,9 @@ class Outgoing:
         return bytes(self._gathered.data[self._body_begin :])
 
     def depart(self, connection: Any, send: Send) -> None:
-        """Admit the model call and send it; send a request that is none as it is.
+        """Admit the model call and send it; send any other request unchanged.
 
-        A library that asks for the response to half a request gets there too.
+        Also called when a library asks for the response to an incomplete request.
         """
         head, form = self._head, self._form
         if head is None:
@@ -165,7 +165,7 @@ class Outgoing:
         if request is None or terms is None:
             self._pass(connection, send)
             return
-        del connection.__dict__[OUTGOING]  # what connecting sends, such as the request for a tunnel, passes
+        del connection.__dict__[OUTGOING]  # bytes sent while connecting, such as a tunnel request, are not gathered
         exchange = admit(terms, request, "sync")
         exchange.hold()
         flight = Flight(exchange, head)
@@ -173,7 +173,7 @@ class Outgoing:
         connection.__dict__[FLIGHT] = flight
 
     def report_unseen(self, connection: Any) -> None:
-        """Report a model request whose headers did not come here: a subclass writes to the socket itself."""
+        """Report a model request whose headers bypassed `write`: a subclass writes to the socket itself."""
         if self._head is None:
             report_if_model(self._method, str(connection.host), self._target)
 
@@ -190,7 +190,7 @@ class Outgoing:
 
 
 def _pieces(connection: Any, data: Any) -> Iterable[bytes]:
-    """Return what `HTTPConnection.send` would write: bytes, a file, or an iterable of bytes."""
+    """Return the pieces that `HTTPConnection.send` would write: bytes, a file, or an iterable of bytes."""
     if hasattr(data, "read"):
         return connection._read_readable(data)  # type: ignore[no-any-return]
     try:
@@ -200,7 +200,7 @@ def _pieces(connection: Any, data: Any) -> Iterable[bytes]:
 
 
 def _unchunked(body: bytes) -> bytes | None:
-    """Return the content of a chunked body; None if it has not arrived to its end, or is malformed."""
+    """Return the content of a chunked body; None if it is incomplete or malformed."""
     content, begin = bytearray(), 0
     while (end := body.find(b"\r\n", begin)) >= 0:
         try:
@@ -344,7 +344,7 @@ class File(io.RawIOBase):
             self._end()
 
     def _end(self) -> None:
-        """Stop reading; what is left of the body would be taken for the next response."""
+        """Stop reading: the rest of the body would be taken for the next response."""
         if not self._is_over:
             self._is_over = True
             self._cut()

@@ -1,12 +1,12 @@
 """httpx2 and httpx: send their requests as contained model calls.
 
-This module never imports either. `send` and `asend` wrap the transport that talks to the network, so that every
-attempt of a client passes through them: those of an `Auth` that sends twice, and of a transport around this one. Their
+This module never imports either. `send` and `asend` wrap the transport that talks to the network, so that every attempt
+of a client passes through them: those of an `Auth` that sends twice, and of a transport around this one. Their
 transports over aiohttp are contained by the stack of aiohttp.
 
-A transport with a pool of its own, and a program that uses httpcore itself, go around that transport. Their requests
-come to the pools of httpcore and httpcore2, without having passed here: they are not contained, so they are reported,
-and refused if the run is strict.
+A transport with a pool of its own, and a program that uses httpcore itself, bypass that transport. Their requests reach
+the pools of httpcore and httpcore2 directly: they are not contained, so they are reported, and refused if the run is
+strict.
 
 Between two reads of a response nothing waits; a cancel shuts the socket down, and the next read raises.
 """
@@ -36,7 +36,7 @@ MARK = "penstock.exchange"
 _END = object()
 
 _is_seen: ContextVar[bool] = ContextVar("penstock_httpx_seen", default=False)
-"""Whether what is sent here has passed a transport that is wrapped."""
+"""Whether the current request has passed a wrapped transport."""
 
 
 def send(terms: Terms, original: Callable[[Any, Any], Any], transport: Any, request: Any) -> Any:
@@ -293,8 +293,8 @@ def _pool_async(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 def _check_seen(request: Any) -> None:
-    """Report a model request that went around the transport, or refuse it."""
-    # The request of a sync call is sent by a worker, in a context of its own: it has the mark.
+    """Report a model request that bypassed the transport, or refuse it."""
+    # A worker sends the request of a sync call, in a context of its own: the request has the mark.
     if _is_seen.get() or MARK in request.extensions or not may_apply(method := request.method.decode("latin-1")):
         return
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}

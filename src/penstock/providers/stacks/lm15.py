@@ -1,8 +1,8 @@
-"""lm15, which DSPy has a copy of: an HTTP client on plain sockets.
+"""lm15, of which DSPy contains a copy: an HTTP client on plain sockets.
 
-This module never imports it. The method of its transport that opens a stream is wrapped; a response is an iterator of
-chunks, and gets one that passes them through the exchange. A stop before the response releases the caller of a sync
-request, and its connection lasts until its read times out; during the response, the connection is cut.
+This module never imports it. The method of its transport that opens a stream is wrapped. A response is an iterator of
+chunks, and is replaced by one that passes them through the exchange. A stop before the response releases the caller of
+a sync request, and its connection lasts until its read times out; during the response, the connection is cut.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _socket_of(chunks: Any) -> Any:
 
 
 def _received(exchange: Exchange, outgoing: Outgoing, response: Any, close: Method, cut: Method) -> Sink | None:
-    """Return what reads the body; None for a non-success response, whose body is limited in size alone."""
+    """Return the reader of the body; None for a non-success response, whose body is limited in size alone."""
     headers = {name.lower(): value for name, value in response.headers}
     coding = headers.get("content-encoding", "")
     if response.status < 300:
@@ -203,7 +203,7 @@ def _do_stream(original: Method) -> Method:
 
 
 def _contained(request: Any) -> tuple[Terms, Outgoing, ModelRequest] | None:
-    """Return what a contained model call needs; None for other requests."""
+    """Return the terms, the request and the parsed model call of a contained call; None for other requests."""
     if not may_apply(request.method.upper()):
         return None
     outgoing = Outgoing(request)

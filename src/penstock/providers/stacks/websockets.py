@@ -1,11 +1,11 @@
 """WebSockets, over which some APIs take model requests: OpenAI's responses and realtime sessions, Gemini's live ones.
 
-This module imports none of the libraries that open them. What goes over a WebSocket is a conversation of its own, with
-no request that could be held for or cut down, so it is not contained. A WebSocket to a model API is reported before
-its handshake, as one uncontained request, and refused if the run is strict.
+This module imports none of the libraries that open them. A WebSocket carries a conversation of its own, without a
+request that could be held for or clamped, so it is not contained. A WebSocket to a model API is reported before its
+handshake, as one uncontained request, and refused if the run is strict.
 
 The libraries `websockets` and `websocket-client` have sockets of their own. Those of httpx2, httpx and aiohttp are
-opened by a GET request, which comes through their stacks and is looked at here.
+opened by a GET request, which passes through their stacks and is checked here.
 """
 
 from __future__ import annotations

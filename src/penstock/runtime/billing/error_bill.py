@@ -1,4 +1,4 @@
-"""What the error answers of one upstream cost: the setting `error_bill`.
+"""The cost of the error answers of one upstream: the setting `error_bill`.
 
 `usage.is_free_failure` decides by the status of an answer, for every upstream alike. An upstream that bills otherwise,
 or a gateway in front of one, is configured with `error_bill`. It decides about complete error answers alone: a
@@ -17,7 +17,7 @@ from penstock.runtime.billing.usage import http_status
 Bill = Literal["free", "unresolved"]
 BILLS = ("free", "unresolved")
 ErrorBill = Bill | Mapping[int, Bill]
-"""What an error answer costs: the same for every status, or by status; the default decides for statuses not listed."""
+"""Cost of an error answer: the same for every status, or by status; the default decides for statuses not listed."""
 
 EXPECTED = "'free', 'unresolved', or a mapping from HTTP status (400 to 599) to one of them"
 

@@ -2,9 +2,9 @@
 
 Reading it takes milliseconds, making it up to seconds, for which a sync call on an event loop would block the loop.
 
-The first line says what the table was made from: the files of genai-prices and of its export, with their sizes and
-times, as for bytecode. A file that says something else, is truncated, or can be written by other users is not used.
-Every failure means that there is no table here; nothing depends on it.
+The first line identifies the sources of the table: the files of genai-prices and of its export, with their sizes and
+times, as for bytecode. A file with other sources, a truncated one, or one that other users can write is not used. Every
+failure counts as a missing table; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHERS_MAY_WRITE = 0o022
 
 
 class Cache:
-    """The file of the table that these versions of genai-prices and of its export make."""
+    """The table file for the installed versions of genai-prices and of its export."""
 
     def __init__(self, path: Path, made_from: bytes) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Cache:
             return None
 
     def read(self) -> Sequence[bytes] | None:
-        """Return the lines of the table; None if there is none that may be used."""
+        """Return the lines of the table; None without a usable table."""
         try:
             with self.path.open("rb") as file:
                 if not _is_trusted(os.fstat(file.fileno())):
@@ -59,14 +59,14 @@ class Cache:
         return lines if made_from == self.made_from else None
 
     def write(self, lines: Sequence[str]) -> None:
-        """Keep the table; does nothing where that is impossible."""
+        """Write the table; does nothing where that is impossible."""
         content = b"\n".join([self.made_from, *(line.encode() for line in lines)])
         unfinished = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
-            unfinished.replace(self.path)  # at once: another process reads the old table or the new one
+            unfinished.replace(self.path)  # atomic: another process reads the old table or the new one
         except OSError:
             with contextlib.suppress(OSError):
                 unfinished.unlink()

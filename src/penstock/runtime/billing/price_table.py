@@ -71,7 +71,7 @@ class _Provider:
 
 
 class PriceTable:
-    """Providers, their models, and what these cost."""
+    """Providers, their models, and the prices of these."""
 
     def __init__(self) -> None:
         self._providers: list[_Provider] = []
@@ -130,7 +130,7 @@ class PriceTable:
 
 
 def load_table(export: Export | None = None) -> PriceTable:
-    """Load the kept table, or else make it, in a process of its own or in place; an empty one without genai-prices.
+    """Load the table from the cache, or else make it, in a process of its own or in place; empty without genai-prices.
 
     `export` is a process that was started before. Blocks.
     """
@@ -151,7 +151,7 @@ def load_table(export: Export | None = None) -> PriceTable:
 
 
 def kept_table() -> PriceTable | None:
-    """The table that an earlier process has kept; None without one, or if it would not know all prices."""
+    """Return the table kept by an earlier process; None without one, or if it would not contain all prices."""
     cache = None if _is_customized() else Cache.find()
     lines = None if cache is None else cache.read()
     try:
@@ -176,7 +176,7 @@ def _is_customized() -> bool:
 
 @dataclass(slots=True)
 class Export:
-    """A process that exports the table into a file, which never makes it wait, as a pipe that nothing reads would."""
+    """A process that exports the table into a file, which never blocks it, as a pipe without a reader would."""
 
     _process: subprocess.Popen[bytes]
     _output: IO[bytes]
@@ -195,7 +195,7 @@ class Export:
 
 
 def start_export() -> Export | None:
-    """Start the process that exports the table; None if it cannot be started, or would not know all prices."""
+    """Start the process that exports the table; None if it cannot be started, or would not export all prices."""
     if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.startswith(("python", "pypy")):
         return None  # the executable is not an interpreter
     if not is_installed() or _is_customized():

@@ -8,7 +8,7 @@ where an earlier process has kept it. A look-up waits for it if necessary. Code 
 before a look-up and awaits `aload`, which waits on a thread; sync calls on an event loop start the process before their
 function runs (`begin_load`), so that the function and the process run at the same time.
 
-Prices distinguish only what a usage does: audio and image tokens, one-hour cache writes, searches and service tiers
+Prices make the same distinctions as a usage: audio and image tokens, one-hour cache writes, searches and service tiers
 count as plain tokens at the standard rate. For more precision, report the cost.
 """
 
@@ -139,7 +139,7 @@ class PriceBook:
         return None if found is None else found[0]
 
     def source_of(self, model: str) -> Source:
-        """Return where the price of `model` comes from; "assumed" or "unknown" if it has none."""
+        """Return the source of the price of `model`; "assumed" or "unknown" if it has none."""
         found = self._find(model)
         if found is not None:
             return found[1]

@@ -1,6 +1,6 @@
 """The price of a model's tokens, as exact integers.
 
-A cost is rounded up to a whole nano-dollar. Knows nothing of models, budgets or where prices come from.
+A cost is rounded up to a whole nano-dollar. Knows nothing of models, budgets or the source of prices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the usage of a call from what its function returned or raised.
+"""Read the usage of a call from the value that its function returned, or from its error.
 
 A usage is tokens, a model and a cost. The shapes of common clients are recognised by their field names, without
 importing the clients. Reads no clock and no price, and never raises into a call.
@@ -376,7 +376,7 @@ def _is_count(value: object, most: int = MAX_TOKENS) -> TypeGuard[int]:
 
 
 def _are_counts(inputs: object, outputs: object, cached: object, written: object) -> bool:
-    """Whether each is a count, as in `_is_count`; in one expression, since every model call passes here."""
+    """Whether each is a count, as in `_is_count`; in one expression, since it runs for every model call."""
     return (
         type(inputs) is type(outputs) is type(cached) is type(written) is int
         and 0 <= inputs <= MAX_TOKENS

@@ -1,19 +1,19 @@
-"""Blocks of a shared budget: a part of what a day may cost, set aside for the runs of one worker.
+"""Blocks of a shared budget: a part of a daily budget, set aside for the runs of one worker.
 
-The account of a day is above every run of that day, so every call locks its row. One row takes about a thousand acts a
-second, however many workers there are. A block is an account above the runs of one worker and under none: what it may
-spend is held at the accounts of the day, once for many calls, which then lock only their own run and block.
+The account of a day is above every run of that day, so every call locks its row. One row takes about a thousand updates
+a second, however many workers there are. A block is an account above the runs of one worker, without a parent of its
+own: its budget is held at the accounts of the day, once for many calls, which then lock only their own run and block.
 
-No call is decided differently because of that. A block that cannot pay for a call gets more, and if little is left of
-the day, or anything waits for it, blocks end: they are put under the accounts of the day, with all that they have
-taken, and what was held for them is given back. From then on, their calls are admitted, wait and are refused at the
-day's accounts, as without blocks. Anyone may end a block: the call of another process that finds too little left, the
-worker itself, or the worker that takes over a run of a dead one. Calls that were under way keep their own holds all
-along, so that those of a dead worker become unresolved one by one.
+No call is decided differently because of that. A block that cannot pay for a call gets more. If little is left of the
+day, or anything waits for it, blocks end: they are put under the accounts of the day, with everything taken from them,
+and the amount held for them is given back. From then on, their calls are admitted, wait and are refused at the day's
+accounts, as without blocks. Any process may end a block: another process whose call finds too little left, the worker
+itself, or the worker that takes over a run of a dead one. Running calls keep their own holds all along, so that those
+of a dead worker become unresolved one by one.
 
-What must always hold: while a block is under no account, its ceiling is at most what is held for it. So its ceiling is
-raised after more was held, and nothing held is given back before the block is under the accounts of the day. In between
-its spending counts twice there, which errs on the safe side.
+The invariant: while a block is under no account, its ceiling is at most the amount held for it. So its ceiling is
+raised after more was held, and no hold is given back before the block is under the accounts of the day. In between its
+spending counts twice there, which errs on the safe side.
 
 Every step is one operation of the store, may be repeated, and may be the last one of a process that dies.
 """
@@ -34,17 +34,17 @@ from penstock.runtime.durable.async_ledger import AsyncLedger
 BLOCKS = "block:"
 """Prefix of their names as accounts."""
 HELD = "//"
-"""Prefix of the keys of what is held for them, followed by the block's name: no id of a run begins like that."""
+"""Prefix of the keys of the holds for blocks, followed by the block's name; no run id begins like that."""
 SHARE = 64
-"""A block gets at most this part of what is left of the day, so that blocks get smaller as the day's budget is used."""
+"""Divisor of the rest of the day's budget for the largest block, so that blocks get smaller as the budget is used."""
 MIN_CALLS = 4
-"""A block that would pay for fewer calls is not worth its two acts at the accounts of the day."""
+"""Minimum number of calls that a block pays for: a smaller one is not worth its two updates of the day's accounts."""
 MIN_NANOS = 1_000_000
-"""The smallest block, before the cost of a call is known: a tenth of a cent."""
+"""Size of the smallest block before the cost of a call is known: a tenth of a cent."""
 LASTS_S = 60.0
-"""A worker replaces a block after this time; what it has not spent is given back then."""
+"""Age at which a worker replaces a block; the unspent amount is given back then."""
 ABANDONED_S = 600.0
-"""A block that is so old belongs to a worker that has died; by wall clocks, since any worker ends it."""
+"""Age at which a block belongs to a dead worker; measured by wall clocks, since any worker ends it."""
 NANOS_PER_S = 1_000_000_000
 NO_MONEY = Limits(cost_nanos=0)
 
@@ -71,14 +71,14 @@ async def make_room(ledger: AsyncLedger, account: str, cost_nanos: int) -> bool:
     """Make room at an account that has refused a call of this cost; return whether anything has changed there."""
     if not is_block(account):
         return await recall(ledger, account)
-    # One that has ended may refuse too, for the moment in which a worker raises its ceiling that does not know it.
+    # An ended block may refuse too, while a worker that does not know of its end raises its ceiling.
     if await _has_ended(ledger, account) or not await _enlarge(ledger, account, cost_nanos):
         await end_block(ledger, account)
     return True
 
 
 async def _has_ended(ledger: AsyncLedger, block: str) -> bool:
-    """Whether more is taken of a block than is held for it, or nothing is held: it is under the day's accounts then."""
+    """Whether the block is under the day's accounts: more is taken from it than is held for it, or nothing is held."""
     held = sum(amounts.cost_nanos for amounts in (await ledger.held(f"{HELD}{block}/#")).values())
     balance = await ledger.balance(block)
     return not held or balance.spent_nanos + balance.held_nanos + balance.unresolved_nanos > held
@@ -94,18 +94,18 @@ async def recall(ledger: AsyncLedger, account: str) -> bool:
 
 
 async def end_block(ledger: AsyncLedger, block: str) -> None:
-    """Put a block under the accounts that it is a part of, and give back what is held for it."""
+    """Put a block under the accounts that it is a part of, and give back the amount held for it."""
     try:
         await ledger.put_under(block, _levels(block)[-1])
         await ledger.grant(block, NO_LIMITS)
-    except KeyError:  # it was forgotten; accounts for which anything is held are not
+    except KeyError:  # it was removed; accounts for which anything is held are not
         return
     for key in await ledger.held(f"{HELD}{block}/#"):
         try:
             await ledger.withdraw(key)
         except LedgerUnavailable:
             raise
-        except LedgerError:  # another process ends it, too
+        except LedgerError:  # another process ends it too
             continue
 
 
@@ -125,7 +125,7 @@ async def _enlarge(ledger: AsyncLedger, block: str, cost_nanos: int) -> bool:
 
 
 async def _share(ledger: AsyncLedger, levels: Collection[str]) -> int:
-    """Return how large a block may be now; 0 if no account of these has a limit."""
+    """Return the possible size of a block now; 0 if none of these accounts has a limit."""
     left = []
     for level in levels:
         balance = await ledger.balance(level)
@@ -144,7 +144,7 @@ class Blocks:
         self._mark = mark
         self._clock = clock
         self._current: dict[tuple[str, ...], tuple[str, int]] = {}
-        """The block of each chain of accounts, and when it is replaced."""
+        """The block of each chain of accounts, and the time at which it is replaced."""
         self._making = asyncio.Lock()
         self._number = 0
 
@@ -154,21 +154,21 @@ class Blocks:
         known = self._current.get(key)
         if known is not None and self._clock.monotonic_ns() < known[1]:
             return known[0]
-        async with self._making:  # runs that begin at once share one
+        async with self._making:  # runs that begin at the same time share a block
             return await self._replaced(key)
 
     async def _replaced(self, levels: tuple[str, ...]) -> str:
         now_ns, known = self._clock.monotonic_ns(), self._current.get(levels)
         if known is not None and now_ns < known[1]:
             return known[0]
-        if known is not None and is_block(known[0]):  # what it has not spent can be in the next one
+        if known is not None and is_block(known[0]):  # its unspent amount can be in the next one
             await end_block(self._ledger, known[0])
         self._number += 1
         made_s = self._clock.time_ns() // NANOS_PER_S
         block = _name(f"{self._mark}.{self._number}.{made_s}", levels)
         await self._ledger.open_account(block, NO_MONEY)
         is_made = await _enlarge(self._ledger, block, 0)
-        # Whether or not there is room for one: it is not tried again for every run.
+        # Also when there is no room for a block: it is not tried again for every run.
         self._current[levels] = block if is_made else levels[-1], now_ns + round(LASTS_S * NANOS_PER_S)
         if not is_made:
             await end_block(self._ledger, block)
@@ -176,7 +176,7 @@ class Blocks:
         return self._current[levels][0]
 
     async def tidy(self) -> None:
-        """End the blocks of this worker that are due, and those that a dead one has left."""
+        """End the blocks of this worker that are due, and those left by dead workers."""
         now_ns, now_s = self._clock.monotonic_ns(), self._clock.time_ns() // NANOS_PER_S
         for levels, (block, until_ns) in [*self._current.items()]:
             if now_ns >= until_ns:

@@ -20,7 +20,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._started: list[object] = []
-        """Keeps what was started alive: a loop has only weak references to its tasks."""
+        """Keeps the started work alive: a loop has only weak references to its tasks."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -1,7 +1,7 @@
 """The JSON Schema of graph documents, for editors, API clients and hand-written graphs.
 
-The shape is what `parse_graph` reads, including the options of nodes. The settings of each node type are in the schema
-of its data (`data_schema`). Needs pydantic; import this module only when a schema is needed.
+The shape is that of the documents that `parse_graph` reads, including the options of nodes. The settings of each node
+type are in the schema of its data (`data_schema`). Needs pydantic; import this module only when a schema is needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OPTIONS: TypeAdapter[OptionsData] = TypeAdapter(OptionsData)
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `parse_graph` reads."""
+    """Return the JSON Schema of the documents that `parse_graph` reads."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **DOCUMENT.json_schema()}
 
 

@@ -1,8 +1,8 @@
 """One run of one graph, whether its steps are Python or its nodes JSON: the scheduler, the journal and the events.
 
-`GraphExecution` has what both kinds of graphs share. `flow.execution` adds what a step is given, `node_execution` what
-an executor is given and what it may answer. The scheduler holds the execution and not the other way round, so that both
-are freed as soon as the run has ended.
+`GraphExecution` is the common part of both kinds of graphs. `flow.execution` adds the arguments of a step,
+`node_execution` those of an executor and its possible answers. The scheduler holds the execution and not the other way
+round, so that both are freed as soon as the run has ended.
 
 Events go to one audience, in the order they happened. A node that has ended emits nothing more, even if one of its
 functions is still running on a thread.
@@ -122,10 +122,10 @@ async def stream_run(
     name: str,
     work: Callable[[ExecutionContext, Listener[E]], Awaitable[R | None]],
 ) -> AsyncGenerator[E | R, None]:
-    """Run `work` in a task and under a token of its own; yield its events and, last, what it returns unless it is None.
+    """Run `work` in a task and under a token of its own; yield its events and, last, its result unless that is None.
 
-    Leaving the iteration early cancels the work and waits for it. A function in place of a context makes one that is
-    ended with the work.
+    Leaving the iteration early cancels the work and waits for it. If `context` is a function, the context that it
+    returns is ended with the work.
     """
     is_own = not isinstance(context, ExecutionContext)
     place = context if isinstance(context, ExecutionContext) else context()

@@ -1,10 +1,10 @@
-"""What an executor of a JSON graph is given: services, the context of its node, and the graph around it.
+"""The arguments of an executor of a JSON graph: services, the context of its node, and the graph around it.
 
 `GraphPlan` is a graph with its executors, analysed once and shared by any number of runs. Nothing in a plan changes
 from run to run, and it holds no state of a run. Its owner must not change the graph or its executors.
 
-`GraphRuntime` is one graph in one run: its nodes and edges, linked artifacts, and a cache. `FlowContext` is what a node
-gets beside its data and its inputs. `Services` are the dependencies of executors by name: `services["clock"]` and
+`GraphRuntime` is one graph in one run: its nodes and edges, linked artifacts, and a cache. `FlowContext` is passed to a
+node beside its data and its inputs. `Services` are the dependencies of executors by name: `services["clock"]` and
 `services.clock` are the same. A caller passes a mapping, or an object whose public attributes are the services.
 
 Knows no node type: the contents of `state` and `services` are agreed between the code that sets them and the code that

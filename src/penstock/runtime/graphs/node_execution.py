@@ -8,7 +8,7 @@ An executor answers with a result, a value, None, an awaitable of one of these, 
 one. Anything else is `ExecutorMisbehaved`, an error of that node like any other. An executor with `blocking = True` is
 sync code that runs on a thread.
 
-Knows nodes, handles, edges, channels and values; what a node type does is up to its executor. The scheduler decides
+Knows nodes, handles, edges, channels and values; the work of a node type is up to its executor. The scheduler decides
 when a node runs and how it ends.
 """
 
@@ -178,8 +178,8 @@ def run_flow(
 ) -> AsyncGenerator[NodeEvent | ExecutionResult, None]:
     """Run a graph: yield the events of its nodes as they happen and, last, the outputs of the last nodes that ran.
 
-    Raises GraphInvalid before anything runs; at the end, after every terminal event, raises what stopped it: a node's
-    error, BudgetExceededError, CancelledError. Leaving the iteration early cancels the graph. Close it
+    Raises GraphInvalid before anything runs; at the end, after every terminal event, raises the error that stopped it:
+    a node's error, BudgetExceededError, CancelledError. Leaving the iteration early cancels the graph. Close it
     (`contextlib.aclosing`) to wait until that is done.
     """
     settle = as_settle(settle)
@@ -287,7 +287,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
         super()._emit_lifecycle(event_type, node, data)
 
     def _emit_recovery(self, event_type: str, node: int, data: Mapping[str, Any]) -> None:
-        """Emit what the error policy of a failed node does."""
+        """Emit the retry or the replacement by which the error policy recovers a failed node."""
         assert self._audience is not None
         self._audience.emit(self._event(event_type, node, dict(data)))
 
@@ -422,7 +422,7 @@ class NodeExecution(GraphExecution[NodeEvent]):
             pieces.close()
 
     def _pieces(self, node: int, stream: Iterator[Any], progress: Progress) -> Any:
-        """Emit what a sync stream yields, one piece at a time, and return the result it yields last or returns."""
+        """Emit the pieces of a sync stream, one at a time, and return the result it yields last or returns."""
         result: ExecutionResult | None = None
         buffer = self._buffer(node)
         try:

@@ -5,14 +5,15 @@ Both are in the data of the node, whatever its type, beside the settings of its 
     "data": {"error_policy": {"on_error": "fallback", "fallback_value": "none", "retry_count": 2}, "budget": {…}}
 
 They become the `StepOptions` of the scheduler, as the options of steps do; `recovery` implements retries, delays and
-fallbacks. Executors do not see them when they run. This module decides what replaces the outputs of a failed node:
+fallbacks. Executors do not see them when they run. This module defines the replacement for the outputs of a failed
+node:
 
 - `skip` gives no output, unless there is a `fallback_value`: nodes that depend on this one alone are skipped.
 - `fallback` gives `fallback_value`.
 - `continue` gives the error, as `{"error": …, "message": …}`.
 
-The value is emitted on `output`, or on the `fallback_handle` that the policy names. That may be a handle which the type
-does not declare: edges can leave it like any other, so that a failure takes a branch of its own.
+The value is emitted on `output`, or on the `fallback_handle` that the policy names. The type need not declare that
+handle: edges can leave it like any other, so that a failure takes a branch of its own.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class BudgetData(Data):
-    """What one run of the node may use; what is left out is no limit of its own."""
+    """Limits of one run of the node; an omitted limit adds none of its own."""
 
     max_cost_usd: Annotated[float, Within(0, 1_000_000)] | None = None
     max_steps: Annotated[int, Within(0, 1_000_000_000)] | None = None
@@ -192,9 +192,9 @@ class Settings(Generic[D]):
             return None, list(self._of_nearest_kind(found, kept))
 
     def _of_nearest_kind(self, found: list[ErrorDetails], data: Any) -> Iterator[Finding]:
-        """Yield the findings, without those of the other kinds of a value that may be of several kinds.
+        """Yield the findings, without those of the other alternatives of a union.
 
-        For a blank name where a name or a script may be, only the name is at fault: it is no script, and need not be.
+        For a blank name where a name or a script is allowed, only the name is reported, and not that it is no script.
         """
         findings = [(self._finding(one, data), one["type"].endswith("_type")) for one in found]
         closer = [path for (path, _), is_of_other_kind in findings if not is_of_other_kind]

@@ -26,7 +26,7 @@ from penstock.tracing.record import CallRecord
 Write = Callable[[int, Any], Any]
 """Encode a node's value as JSON; raises NotRecordable if it is not JSON."""
 Read = Callable[[int, Any], Any]
-"""Decode the value from what was written."""
+"""Decode a node's value from its JSON."""
 
 
 class RecordedNodes:
@@ -176,7 +176,7 @@ class SharedState:
         return known
 
     def changes(self) -> dict[str, Any] | None:
-        """Return what has changed since the last entry, as JSON; None if nothing has."""
+        """Return the changes since the last entry, as JSON; None if there are none."""
         state, written = self.state, self._written
         if not state and not written:
             return None
@@ -190,7 +190,7 @@ class SharedState:
         return {"version": self._version, "set": changed, "removed": removed}
 
     def restore(self, entries: Sequence[JournalEntry]) -> None:
-        """Set what changed with these entries, unless a newer value is already set."""
+        """Set the changes of these entries, unless a newer value is already set."""
         for entry in entries:
             if version := _version(entry):
                 changes = entry.value["state"]

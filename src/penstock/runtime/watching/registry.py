@@ -45,7 +45,7 @@ class CancelResult(StrEnum):
 
 
 class EarlyCancelsFull(PenstockError):
-    """An early cancel request cannot be remembered: `limit` others are. None of those is dropped for it."""
+    """An early cancel request cannot be remembered, because `limit` others are; none of those is dropped for it."""
 
     def __init__(self, run_id: str, limit: int) -> None:
         self.run_id = run_id

@@ -1,4 +1,4 @@
-"""What the contracts of ledger stores share: how a store is made for a test, and how the tests use it."""
+"""The common part of the contracts of ledger stores: making a store for a test, and using it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LedgerStoreTests(ABC):
         """Return a new, empty store that takes its time from `clock`."""
 
     def close_store(self, store: LedgerStore) -> None:  # noqa: B027 - most stores have nothing to give back
-        """Release what the store holds open; called once after each test that made one."""
+        """Release the resources of the store; called once after each test that made one."""
 
     def broken(self, store: LedgerStore) -> AbstractContextManager[None] | None:
         """Return a context in which `store` cannot record; None if the store cannot be broken."""
@@ -99,7 +99,7 @@ class LedgerStoreTests(ABC):
         return {name: getattr(self.store.balance(account), name) for name in FIGURES}
 
     def at_once(self, work: Callable[[int], T], threads: int | None = None) -> list[T]:
-        """Return what `work` returns on each thread; the threads yield to each other at every line of the store."""
+        """Return the results of `work` on each thread; the threads yield to each other at every line of the store."""
         package = type(self.store).__module__.partition(".")[0]
         return at_once(threads or self.threads, work, within=package)
 

@@ -1,7 +1,7 @@
-"""The contract of calls that wait at a ledger store for what others hold.
+"""The contract of calls that wait at a ledger store for amounts that others hold.
 
-Who is next is decided by `containment.waiting`, which has tests of its own; these hold a store to asking it, in the
-same transaction as whatever makes room, and to what it keeps of a ticket.
+`containment.waiting` decides which call is next, and has tests of its own. These tests check that a store asks it in
+the same transaction as the change that makes room, and which parts of a ticket the store keeps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def cost(nanos: int) -> Amounts:
 
 
 class WaitingTests(LedgerStoreTests):
-    """Tests of `join_queue`, `renew`, `leave_queue`, and of what admits a waiting call."""
+    """Tests of `join_queue`, `renew`, `leave_queue`, and of the changes that admit a waiting call."""
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass on the clock that leases are measured by."""
@@ -530,7 +530,9 @@ class WaitingTests(LedgerStoreTests):
         assert len(self.store.queued()) == 4
 
     def test_concurrent_calls_whose_worst_cases_do_not_fit_together_all_complete(self) -> None:
-        """Each holds more than half of what there is and costs a tenth of its hold; none is refused, none is over."""
+        """Each holds more than half of the budget and costs a tenth of its hold; none is refused, and no limit is
+        exceeded.
+        """
         worst, real, threads = 60, 6, max(2, self.threads // 4)
         self.store.open_account("run", Limits(cost_nanos=worst + real * threads * 2))
         over: list[int] = []
@@ -559,7 +561,7 @@ class WaitingTests(LedgerStoreTests):
         assert dict(self.store.queued()) == {}
 
     def full_tree(self) -> None:
-        """Open three levels, and hold all that the run has."""
+        """Open three levels, and hold the run's whole budget."""
         self.open_tree(Limits(cost_nanos=10))
         self.take("first", ask=cost(10))
 

@@ -1,8 +1,8 @@
-"""A scripted in-process model provider that bills for what it generates.
+"""A scripted in-process model provider that bills for everything it generates.
 
-A real provider charges for what it generated, whether or not the answer arrived, and whatever usage the answer reports.
-So does this one. A request is on the invoice, as cut off, the moment generation begins; the line is corrected when the
-request ends. A caller that cancels, disconnects or dies in between has been billed already.
+A real provider charges for the output it generated, whether or not the answer arrived, and whatever usage the answer
+reports. So does this one. A request is on the invoice, as cut off, the moment generation begins; the line is corrected
+when the request ends. A caller that cancels, disconnects or dies in between has been billed already.
 
 It knows nothing of ledgers and budgets: they are checked against it.
 """
@@ -47,7 +47,7 @@ class ScriptEnded(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A behaviour worked out: what it generates, reports and raises. All zeros is a free request."""
+    """The computed outcome of a behaviour: output, reported usage and error. All zeros is a free request."""
 
     outcome: str
     input_tokens: int = 0

@@ -1,7 +1,7 @@
 """Fates of a request on the wire, as data.
 
-`Say` is what the model generates, which is what is billed; its `then` is what goes wrong after that, during delivery.
-The behaviours of the in-process provider mean the same here, with the tokens that they state.
+`Say` defines the model's output, which is billed; its `then` is the failure after that, during delivery. The behaviours
+of the in-process provider mean the same here, with the tokens that they state.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ Reported: TypeAlias = Literal["true", "zero", "absent"] | tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """What the model generates, and how it is delivered: a stream has a piece per four characters and tool call.
+    """The model's output, and its delivery: a stream has a piece per four characters and tool call.
 
     Fields that are None follow from the request: the text is an echo, and tokens are counted.
     """

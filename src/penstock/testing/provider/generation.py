@@ -14,7 +14,7 @@ from penstock.testing.provider.request import CHARACTERS_PER_TOKEN, WireRequest,
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was generated, and what the answer reports about it."""
+    """The generated output, and the answer's report of it."""
 
     text: str
     tool_calls: tuple[ToolCall, ...]
@@ -53,7 +53,7 @@ class Generation:
 
 
 def generate(say: Say, request: WireRequest, default_tokens: int) -> Generation:
-    """Return what `say` generates for this request; an echo without a stated length has `default_tokens`."""
+    """Return the output of `say` for this request; an echo without a stated length has `default_tokens`."""
     cap = request.max_tokens
     text, calls = _wanted(say, request, default_tokens)
     wanted = count_tokens(text) + sum(map(_size, calls)) if say.output_tokens is None else say.output_tokens

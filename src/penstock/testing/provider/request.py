@@ -35,7 +35,7 @@ class WireRequest:
     body: Any = None
     """The JSON; None if there is none, or it cannot be parsed."""
     query: str = ""
-    """What follows the question mark of the path."""
+    """The part of the path after the question mark."""
     terms: Mapping[str, Any] | None = None
     """The request as the provider reads it: model, stream, maximum and input under OpenAI's names, whatever its API."""
 

@@ -198,7 +198,7 @@ def _part(part: ContentPart) -> dict[str, Any]:
 
 
 def _choice(settings: ModelSettings) -> dict[str, Any] | None:
-    """Return the tool choice, which here also says whether one answer may call several tools."""
+    """Return the tool choice, which in this API also determines whether one answer may call several tools."""
     choice, parallel = settings.tool_choice, settings.parallel_tool_calls
     if choice is None and parallel is None:
         return None

@@ -125,7 +125,7 @@ class ResponsesReader:
         """Return the complete response; None until its end marker has arrived."""
         found = None if self.answer is None else self.api.read(self.answer)
         if found is not None and not found.text and not found.tool_calls:
-            # A server may omit from the last event what it has sent before.
+            # A server may omit from the last event the items it has sent before.
             found.text = "".join(one for one in self.given if isinstance(one, str))
             found.tool_calls = tuple(one for one in self.given if isinstance(one, ToolCall))
         return found

@@ -1,7 +1,7 @@
 """The contract of every store for calls that fail, before or after their work was done.
 
-Each scenario is what one part of the service does with its stores. It is run with each of its calls failing in turn, in
-each way; the caller repeats the call. The final contents must be the same as when nothing fails.
+Each scenario is the use that one part of the service makes of its stores. It is run with each of its calls failing in
+turn, in each way; the caller repeats the call. The final contents must be the same as when nothing fails.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ async def some_audit_records(faulty: StoreBundle, stores: StoreBundle) -> None:
 
 
 async def contents(stores: StoreBundle) -> dict[str, Any]:
-    """Return everything the stores hold of what the scenarios put there."""
+    """Return the contents of the stores, as far as the scenarios write them."""
     runs = await stores.runs.list(limit=1_000)
     graphs = [*await stores.graphs.versions("g"), *await stores.graphs.versions("h")]
     messages, in_view = await stores.chats.messages("c")

@@ -23,7 +23,7 @@ def spent(id: str = "r", cost_nanos: int = 10, day: int = 0, **fields: object) -
 
 
 class SpendingStoreContract(StoreContract):
-    """What runs used, by day, owner, graph, node and model."""
+    """Usage of runs, by day, owner, graph, node and model."""
 
     @fresh
     async def test_shares_of_a_run_add_up_to_its_usage(self, stores: StoreBundle) -> None:

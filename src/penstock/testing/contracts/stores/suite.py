@@ -134,7 +134,7 @@ async def let_others_run(rounds: int = 10) -> None:
 
 
 async def until_nothing(ask: Callable[[str | None], Awaitable[Any]]) -> list[Any]:
-    """Return all pages, requesting what follows the last id until a page is empty; at most 1,000 requests."""
+    """Return all pages, requesting the page after the last id until a page is empty; at most 1,000 requests."""
     found: list[Any] = []
     for _ in range(1_000):
         page = await ask(found[-1].id if found else None)

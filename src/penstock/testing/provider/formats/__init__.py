@@ -51,7 +51,7 @@ ENDINGS: Mapping[str, Format] = MappingProxyType(
         "/invoke-with-response-stream": bedrock.INVOKE,
     }
 )
-"""APIs whose path names the model, by what follows it."""
+"""APIs whose path names the model, by the part of the path after the name."""
 FREE = ("/v1/messages/count_tokens", "/v1/moderations", ":countTokens")
 
 

@@ -1,4 +1,4 @@
-"""An API as the server sees it: checks, a plain answer, a stream, an error. Pure functions of what was generated."""
+"""An API as the server sees it: checks, a plain answer, a stream, an error. Pure functions of a `Generation`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Format:
     """One API."""
 
     problem: Callable[[Fields], str | None]
-    """Returns what is wrong with a request; None if nothing is."""
+    """Returns the problem of a request; None if it has none."""
     plain: Callable[[Generation], dict[str, Any] | bytes]
     stream: Callable[[Generation], Stream]
     error: Callable[[int, str], dict[str, Any]]
@@ -90,7 +90,7 @@ def common_problem(fields: Fields) -> str | None:
 
 
 def messages_problem(fields: Fields) -> str | None:
-    """Return what is wrong with a list of messages, or None."""
+    """Return the problem of a list of messages, or None."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         return "messages: a list of at least one message is needed"

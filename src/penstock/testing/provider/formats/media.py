@@ -24,7 +24,7 @@ BYTES_PER_AUDIO_TOKEN = 100
 
 
 def form_fields(request: WireRequest) -> dict[str, Any] | None:
-    """Return the fields of a multipart form, a file as its bytes; None if the body is none."""
+    """Return the fields of a multipart form, a file as its bytes; None if the body is no such form."""
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         return None
@@ -43,7 +43,7 @@ def vector(text: str) -> list[float]:
 
 
 def counted(usage: tuple[int, int]) -> dict[str, int]:
-    """Return the usage as images and sound have it."""
+    """Return the usage in the format of images and sound."""
     taken, given = usage
     return {"input_tokens": taken, "output_tokens": given, "total_tokens": taken + given}
 

@@ -1,4 +1,4 @@
-"""Ollama: streams are lines of JSON, and a request streams unless it says not to."""
+"""Ollama: streams are lines of JSON, and a request streams unless it sets `stream` to false."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class _Delivery:
 
 
 def _endless_parts(format: Format, generation: Generation, endless: Endless, streams: bool) -> tuple[bytes, bytes]:
-    """Return the beginning of an endless body, and what is repeated after it."""
+    """Return the beginning of an endless body, and the part that is repeated after it."""
     stream = format.stream(generation) if streams else None
     what = endless.what if generation.pieces else "padding"  # an answer without text has nothing else to repeat
     match what:

@@ -1,6 +1,6 @@
 """Accept a request, decide its fate, and put it on the invoice.
 
-The rule is the provider's own: what was generated is billed, whether or not the answer arrives. A request is on the
+The rule is the provider's own: generated output is billed, whether or not the answer arrives. A request is on the
 invoice as cut off from the moment it is accepted; the line is corrected before the last byte of the answer is sent, so
 that a caller that has the answer finds the bill. Knows no sockets.
 """

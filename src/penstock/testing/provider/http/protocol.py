@@ -186,7 +186,9 @@ class Exchange:
         await self._writer.drain()
 
     def shrink_buffers(self) -> None:
-        """Keep little in the buffers of this side, so that `bytes_sent` is close to what the caller has read."""
+        """Keep little in the buffers of this side, so that `bytes_sent` is close to the number of bytes the caller has
+        read.
+        """
         wire: socket.socket | None = self._writer.get_extra_info("socket")
         if wire is not None:
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)

@@ -114,7 +114,7 @@ class FakeProviderServer:
 
     @property
     def invoice(self) -> Invoice:
-        """The provider's invoice: what was really spent."""
+        """The provider's invoice: the amounts really spent."""
         return self.provider.invoice
 
     @property
