@@ -205,7 +205,7 @@ class StoredKeys:
         if not key.team:
             del levels[1]
         elif levels[1][1] != NO_LIMITS:
-            # Even without a budget: an account of all that is opened later could not be put between owner and team.
+            # Even without a budget: an account of all users that is opened later could not be put above the team.
             await self._open(*levels[0], None)
         return levels
 
