@@ -55,7 +55,8 @@ async def serving(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
         await stores.graphs.save("talk", "root", "talk", TALK, now_ms=0)
         parts: dict[str, Any] = {"executors": executors(), "services": {"models": {"words": Words("words")}}}
         async with RunHost(stores, **parts, settings=HostSettings(tick_s=0.05)) as host:
-            app = create_app(host, ChatService(host, stores.chats), stores, ServerSettings(tokens=TOKENS))
+            settings = ServerSettings(tokens=TOKENS, retry_grace_s=0)  # else the answers of the last 2 s are kept
+            app = create_app(host, ChatService(host, stores.chats), stores, settings)
             transport = httpx2.ASGITransport(app=app)  # type: ignore[arg-type]
             async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:8642") as client:
                 yield client

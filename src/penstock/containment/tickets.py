@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+from weakref import proxy
 
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Hold, Taken
@@ -68,7 +69,7 @@ class Ticket(Waiter):
         self.requested = amounts[0]
         """The requested cost; an un-hinted call may hold more."""
         self.queue: Queue | None = None
-        """Knows whether an un-hinted call has to wait for another one; None for all others."""
+        """Weak. Knows whether an un-hinted call has to wait for another one; None for all others."""
         self.reason: Stop | None = None
         """What refused the call when it joined, and then what refuses it for good; None before it joins."""
         self.state: TicketState = "waiting"
@@ -127,7 +128,7 @@ class Queue:
         self._alone = {key: under_way[key].held for key in unhinted if key in under_way}
         self._dearest = dearest or {}
         for ticket in tickets:
-            ticket.queue = self if ticket.unhinted_lease_s is not None else None
+            ticket.queue = proxy(self) if ticket.unhinted_lease_s is not None else None
             self.tickets[ticket.key] = ticket
             self._before[ticket] = ticket.state, ticket.passed
             if ticket.state == "waiting":
@@ -165,7 +166,7 @@ class Queue:
     def enter(self, newcomer: Ticket) -> Stop | None:
         """Take what a call that has no ticket asks for, unless it would take the room of one that has."""
         newcomer.above = self._above(newcomer.under)
-        newcomer.queue = self if newcomer.unhinted_lease_s is not None else None
+        newcomer.queue = proxy(self) if newcomer.unhinted_lease_s is not None else None
         stop = (
             self._one_at_a_time(newcomer)
             or self._first_of_those_that_wait(newcomer)

@@ -63,14 +63,14 @@ def accounts_of(rows: Iterable[Mapping[str, Any]], now: Moment) -> dict[int, Acc
     by_id = {row["id"]: row for row in rows}
     made: dict[int, Account] = {}
 
-    def make(id: int) -> Account:
-        if id not in made:
+    for nearest in by_id:
+        missing, id = [], nearest
+        while id is not None and id not in made:
+            missing.append(id)
+            id = by_id[id]["parent"]
+        for id in reversed(missing):
             row = by_id[id]
-            made[id] = account_of(row, now, None if row["parent"] is None else make(row["parent"]))
-        return made[id]
-
-    for id in by_id:
-        make(id)
+            made[id] = account_of(row, now, None if row["parent"] is None else made[row["parent"]])
     return made
 
 
