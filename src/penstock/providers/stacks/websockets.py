@@ -19,6 +19,10 @@ from penstock.providers.hooks import Method, Patch
 from penstock.providers.stacks.flight import shut_down
 
 
+READER_END_S = 5.0
+"""Maximum wait for the thread that reads from a closed connection; it ends at once."""
+
+
 def check_upgrade(method: str, host: str, path: str, headers: Mapping[str, str]) -> None:
     """Report the request if it opens a WebSocket to a model API; raise if it is refused."""
     if method == "GET" and may_apply("POST") and headers.get("upgrade", "").lower() == "websocket":
@@ -61,6 +65,7 @@ def _check(connection: Any, uri: Any) -> None:
         if hasattr(connection, "socket"):
             shut_down(connection.socket)  # wakes up the thread that reads from it
             connection.socket.close()
+            connection.recv_events_thread.join(READER_END_S)
         elif hasattr(connection, "transport"):
             connection.transport.abort()
         raise
