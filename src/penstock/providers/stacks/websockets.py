@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 
 from penstock.providers.current import may_apply, open_socket
 from penstock.providers.hooks import Method, Patch
-from penstock.providers.stacks.flight import shut_down
-
 
 READER_END_S = 5.0
 """Maximum wait for the thread that reads from a closed connection; it ends at once."""
@@ -62,9 +60,8 @@ def _check(connection: Any, uri: Any) -> None:
     try:
         open_socket(uri.host, uri.path)
     except BaseException:
-        if hasattr(connection, "socket"):
-            shut_down(connection.socket)  # wakes up the thread that reads from it
-            connection.socket.close()
+        if hasattr(connection, "close_socket"):
+            connection.close_socket()  # wakes up the thread that reads from it
             connection.recv_events_thread.join(READER_END_S)
         elif hasattr(connection, "transport"):
             connection.transport.abort()
