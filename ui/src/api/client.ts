@@ -43,10 +43,12 @@ function readToken(): string | null {
 
 /** Sends a request; relative to the page, which may be served below a prefix of a proxy. */
 export async function send(path: string, init: RequestInit): Promise<Response> {
+  const used = token;
   try {
-    return await request(path.slice(1), init, token, readClock);
+    return await request(path.slice(1), init, used, readClock);
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) signOut(error.code === "unauthorized" ? "" : error.message);
+    // Of several requests with the same token, the first says why it is no longer accepted.
+    if (error instanceof ApiError && error.status === 401 && used === token) signOut(error.code === "unauthorized" ? "" : error.message);
     throw error;
   }
 }

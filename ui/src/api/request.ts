@@ -35,7 +35,9 @@ export async function request(
   }
   onResponse(response);
   if (response.ok) return response;
-  throw await errorOf(response);
+  const error = await errorOf(response);
+  init.signal?.throwIfAborted(); // its body may not have been read then
+  throw error;
 }
 
 async function errorOf(response: Response): Promise<ApiError> {
