@@ -12,7 +12,6 @@ from types import AsyncGeneratorType, GeneratorType, MappingProxyType
 from typing import Any, Protocol
 
 from penstock.clock import utc_from_ns
-from penstock.containment.accounts import has_cost_limit
 from penstock.containment.limits import UNLIMITED
 from penstock.errors import InvalidValue
 from penstock.flow.compiled import CompilableGraph
@@ -141,12 +140,8 @@ class StepExecution(GraphExecution[StepEvent]):
         """What an `input_fn` receives."""
 
     def may_block_for_prices(self) -> bool:
-        """Whether a sync step could need prices that are not loaded; it would block the event loop until they are.
-
-        Only under a money limit: other graphs rarely call models, and need not wait for prices.
-        """
-        prices_pending = bool(self._compiled.sync) and self._context._run.prices.is_pending
-        return prices_pending and has_cost_limit(self._context._account)
+        """Whether a sync step could need prices that are not loaded; it would block the event loop until they are."""
+        return bool(self._compiled.sync) and self._context._run.prices.is_pending
 
     def listen(self) -> Token[tuple[Listener[StepEvent], str | None] | None] | None:
         """Send the events of nested graphs to the same listener."""

@@ -101,13 +101,22 @@ async def work():
         await Graph("g").add_step(FunctionNode("ask", answers), "ask").execute(run)
     return run.stats.total_cost
 """
+SYNC_STEP = """
+def answers(ctx):
+    return ANSWER
+
+async def work():
+    with ExecutionContext() as run:
+        await Graph("g").add_step(FunctionNode("ask", answers), "ask").execute(run)
+    return run.stats.total_cost
+"""
 STEP_WITH_A_POLICY = STEP.replace('"ask").execute', '"ask", error_policy=ErrorPolicy(timeout_ms=60_000)).execute')
 
 
 @pytest.mark.parametrize(
     "work",
-    [AGENT, AGENT_STEP, WRAPPED, REFUSING, STEP, STEP_WITH_A_POLICY],
-    ids=["agent", "agent step", "wrapped call", "refusing prices", "step", "step with a policy"],
+    [AGENT, AGENT_STEP, WRAPPED, REFUSING, STEP, SYNC_STEP, STEP_WITH_A_POLICY],
+    ids=["agent", "agent step", "wrapped call", "refusing prices", "step", "sync step", "step with a policy"],
 )
 def test_the_first_priced_call_loads_the_table_in_another_process_while_the_event_loop_turns(work: str) -> None:
     """An import on a thread would hold the interpreter lock for up to a second: nothing of it is imported here."""
@@ -237,30 +246,45 @@ def test_the_table_is_loaded_only_for_a_look_up_that_needs_it(
 async def test_calls_that_need_no_price_do_not_load_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Loader(monkeypatch)
     book = PriceBook(registered={"gpt-4o": Price(1, 2)})
+
+    async def page(ctx: object) -> dict[str, int]:
+        return {"page": 1}
+
     with ExecutionContext(prices=book, input="Well?") as run:
         await run.allm(lambda: asyncio.sleep(0, "text"), cost_hint_usd=0.1)
         await run.atool(lambda: asyncio.sleep(0, {"found": 1}))
         await run.allm(lambda: asyncio.sleep(0, ANSWER), model="gpt-4o")
-        await Graph("g").add_step(FunctionNode("read", lambda ctx: {"page": 1}), "read").execute(run)
+        await Graph("g").add_step(FunctionNode("read", page), "read").execute(run)
         await Graph("g").add_step(Agent(ScriptedModel([ANSWER], name="gpt-4o")), "agent").execute(run)
     assert loader.threads == []
     assert book.is_pending
 
 
-@pytest.mark.parametrize("max_cost_usd", [None, 1])
-async def test_a_graph_with_sync_steps_loads_the_table_before_its_first_step_under_a_money_limit(
-    max_cost_usd: int | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limits", [{}, {"max_cost_usd": 1}, {"max_steps": 9}], ids=["none", "money", "steps"])
+async def test_a_graph_with_sync_steps_loads_the_table_before_its_first_step(
+    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A sync step cannot wait for it without blocking the event loop."""
     loader = Loader(monkeypatch)
     loader.may_end.set()
     pending: list[bool] = []
     graph = Graph("g").add_step(FunctionNode("read", lambda ctx: pending.append(book.is_pending)), "read")
     book = PriceBook()
-    with contain(prices=book, max_cost_usd=max_cost_usd) as run:
+    with contain(prices=book, **limits) as run:
         await graph.execute(run)
-    assert pending == [max_cost_usd is None]
+    assert pending == [False]
+    assert len(loader.threads) == 1
     assert threading.current_thread() not in loader.threads
-    assert len(loader.threads) == (max_cost_usd is not None)
+
+
+async def test_a_graph_with_sync_steps_does_not_load_the_table_of_a_book_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = Loader(monkeypatch)
+    graph = Graph("g").add_step(FunctionNode("read", lambda ctx: 1), "read")
+    with contain(prices=PriceBook(use_genai_prices=False)) as run:
+        assert await graph.execute(run) == {"read": 1}
+    assert loader.threads == []
 
 
 async def test_a_graph_with_async_steps_loads_the_table_when_a_call_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
