@@ -9,10 +9,12 @@ import io
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ import urllib3
 from penstock import BudgetExceededError, CancelledError, contain
 from penstock.providers import ExcessOutput, contained
 from penstock.providers.stacks.gathering import Gathered, RequestTooLarge
+from penstock.providers.uncontained import UncontainedRequest
 from penstock.runtime import worker
 from penstock.testing.provider import Cut, Endless, FakeProviderServer, Hang, RefuseFree, Say, ServerError
 from tests.providers.sdk_calls import limits, outcome
@@ -135,6 +138,103 @@ def test_a_request_that_is_written_piece_by_piece_is_counted() -> None:
         assert text_of(connection.getresponse().read())
     assert run.balance.spent_nanos == server.invoice.total_nanos > 0
     assert "one" in server.requests[0].headers["x-several"]
+
+
+def begin(connection: http.client.HTTPConnection, path: str, length: int) -> None:
+    """Begin a request that a test continues in a block."""
+    connection.putrequest("POST", path)
+    connection.putheader("Content-Length", length)
+
+
+@pytest.mark.parametrize("is_watching", [False, True], ids=["no block", "a block elsewhere"])
+def test_a_request_whose_headers_are_sent_in_a_block_belongs_to_it(is_watching: bool) -> None:
+    body = encoded(chat(max_tokens=100_000))
+    with FakeProviderServer() as server, connected(server) as connection, ExitStack() as stack:
+        if is_watching:
+            contextvars.copy_context().run(stack.enter_context, contained(stack.enter_context(contain())))
+        begin(connection, CHAT, len(body))
+        with limits(server, max_cost_usd=0.001) as run:
+            connection.endheaders()
+            connection.send(body)
+            assert text_of(connection.getresponse().read())
+    assert run.balance.spent_nanos == server.invoice.total_nanos > 0
+    assert server.requests[0].fields["max_tokens"] < 100
+
+
+@pytest.mark.parametrize(("path", "reported"), [(CHAT, 1), ("/v1/other", 0)], ids=["model", "other"])
+def test_a_request_whose_body_alone_is_sent_in_a_block_is_reported(path: str, reported: int) -> None:
+    body = encoded(chat())
+    with FakeProviderServer() as server, connected(server) as connection:
+        begin(connection, path, len(body))
+        connection.endheaders()
+        with limits(server) as run, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for at in range(0, len(body), 10):
+                connection.send(body[at : at + 10])
+            assert connection.getresponse().read()
+            assert run.uncontained_requests == len(warned) == reported
+    assert server.requests[0].raw == body
+    assert run.balance.attempts == 0
+
+
+def test_a_strict_run_refuses_the_body_of_a_request_that_was_begun_before_it() -> None:
+    body = encoded(chat())
+    with FakeProviderServer() as server, connected(server) as connection:
+        begin(connection, CHAT, len(body))
+        connection.endheaders()
+        with limits(server, strict=True), pytest.raises(UncontainedRequest, match="around the libraries"):
+            connection.send(body)
+        connection.close()
+        assert server.invoice.lines == ()
+
+
+def test_a_request_that_was_sent_before_a_block_is_not_reported_in_it() -> None:
+    body = encoded(chat())
+    with FakeProviderServer() as server, connected(server) as connection:
+        begin(connection, CHAT, len(body))
+        connection.endheaders(body)
+        with limits(server) as run, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert connection.getresponse().read()
+            connection.close()
+            assert run.uncontained_requests == 0
+
+
+BEFORE_THE_HOOKS = """
+import http.client, sys, warnings
+
+url, path, sends_headers = sys.argv[1:]
+body = b'{"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "hello"}]}'
+connection = http.client.HTTPConnection(url.removeprefix("http://"))
+connection.putrequest("POST", path)
+connection.putheader("Content-Length", len(body))
+if sends_headers == "before":
+    connection.endheaders()
+from penstock import contain
+from penstock.providers import contained
+
+warnings.simplefilter("ignore")
+with contain(max_cost_usd=1) as run, contained(run):
+    if sends_headers == "inside":
+        connection.endheaders()
+    connection.send(body)
+    connection.getresponse().read()
+    print(run.balance.attempts, run.uncontained_requests)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sends_headers", "path", "expected"),
+    [("inside", CHAT, "1 0"), ("inside", "/other", "0 0"), ("before", CHAT, "0 1")],
+)
+def test_a_request_begun_before_the_first_block_of_a_process_is_counted_or_reported(
+    sends_headers: str, path: str, expected: str
+) -> None:
+    with FakeProviderServer() as server:
+        arguments = [sys.executable, "-c", BEFORE_THE_HOOKS, server.url, path, sends_headers]
+        ended = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert (ended.stdout.strip(), ended.returncode) == (expected, 0), ended.stderr
+        assert len(server.requests) == 1
 
 
 def test_a_request_that_expects_100_continue_is_counted() -> None:

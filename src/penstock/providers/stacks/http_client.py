@@ -6,7 +6,9 @@ even reads the chunks from that file itself. So these two places are wrapped, an
 once, and each attempt of a library's own retry is counted.
 
 The request. Everything sent from `putrequest` on is gathered. When the headers are complete, a request that is no model
-request is sent unchanged. The body of a model request is gathered to its end, and sent as the admission allows.
+request is sent unchanged. The body of a model request is gathered to its end, and sent as the admission allows. A
+request that was begun before its scope belongs to it if its headers were not sent yet; else only its body comes by
+here, and it is reported.
 
 The response. Its file is replaced by one with the bytes that pass the exchange, framed as the provider framed them: in
 chunks as they come, or in a body of the declared length. So all ways of reading work, and the connection is reused as
@@ -24,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import PenstockError
-from penstock.providers.current import is_in_scope, may_apply, terms_for
+from penstock.providers.current import is_in_scope, may_apply, pass_by, terms_for
 from penstock.providers.hooks import Method, Patch
 from penstock.providers.http.exchange import Exchange, Terms, admit
 from penstock.providers.http.forms import Form, form_of
@@ -36,7 +38,7 @@ from penstock.providers.stacks.gathering import Gathered
 from penstock.providers.uncontained import report_if_model
 
 OUTGOING = "_penstock_outgoing"
-"""Attribute of a connection: the request that is being gathered."""
+"""Attribute of a connection: the request that is being gathered; None when it was sent."""
 FLIGHT = "_penstock_flight"
 """Attribute of a connection: the contained request that was sent and has no response yet."""
 PIECE = 65_536
@@ -46,6 +48,9 @@ _END_OF_HEAD = b"\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _HEADERS_ENDED = "Request-sent"
 """State of a connection from `endheaders` to `getresponse`."""
+_UNSEEN = object()
+"""The request of a connection that was begun before these methods were patched, or that is no POST."""
+_ANY_MODEL_PATH = "/chat/completions"
 _REPLACED = (b"content-length", b"transfer-encoding", b"accept-encoding")
 
 
@@ -108,9 +113,14 @@ class Outgoing:
         self._body_begin = 0
         self._terms: Terms | None = None
         self._form: Form | None = None
+        self._has_begun = False
+        """Whether its first bytes were sent outside of any scope."""
 
     def write(self, connection: Any, send: Send, data: Any) -> None:
         """Gather the bytes that the library sends; send the request when it is complete, or is no model request."""
+        if self._has_begun or not (self._gathered.data or may_apply(self._method)):
+            self._send_on(connection, send, data)
+            return
         for piece in _pieces(connection, data):
             self._gathered.add(piece)
         head = self._head or self._read_head(connection)
@@ -121,12 +131,18 @@ class Outgoing:
         elif self._is_complete(head):
             self.depart(connection, send)
 
+    def _send_on(self, connection: Any, send: Send, data: Any) -> None:
+        if self._has_begun and is_in_scope():
+            connection.__dict__[OUTGOING] = None
+            pass_by(self._method, _server_of(connection), self._target, {})
+        self._has_begun = True
+        send(connection, data)
+
     def _read_head(self, connection: Any) -> Head | None:
         end = self._gathered.data.find(_END_OF_HEAD)
         if end < 0:
             return None
-        server = str(connection._tunnel_host or connection.host)
-        self._head = head = Head(self._method, self._target, server, bytes(self._gathered.data[:end]))
+        self._head = head = Head(self._method, self._target, _server_of(connection), bytes(self._gathered.data[:end]))
         self._body_begin = end + len(_END_OF_HEAD)
         self._form = form = form_of(head.method, head.host, head.path, head)
         if form is not None and not self._is_doubtful(form):
@@ -155,7 +171,7 @@ class Outgoing:
         """
         head, form = self._head, self._form
         if head is None:
-            del connection.__dict__[OUTGOING]
+            connection.__dict__[OUTGOING] = None
             self.report_unseen(connection)
         if head is None or form is None:
             return
@@ -165,7 +181,7 @@ class Outgoing:
         if request is None or terms is None:
             self._pass(connection, send)
             return
-        del connection.__dict__[OUTGOING]  # bytes sent while connecting, such as a tunnel request, are not gathered
+        connection.__dict__[OUTGOING] = None  # bytes sent while connecting, such as a tunnel request, are not gathered
         exchange = admit(terms, request, "sync")
         exchange.hold()
         flight = Flight(exchange, head)
@@ -174,7 +190,7 @@ class Outgoing:
 
     def report_unseen(self, connection: Any) -> None:
         """Report a model request whose headers bypassed `write`: a subclass writes to the socket itself."""
-        if self._head is None:
+        if self._head is None and not self._has_begun:
             report_if_model(self._method, str(connection.host), self._target)
 
     def _written(self, head: Head, exchange: Exchange) -> bytes:
@@ -185,8 +201,30 @@ class Outgoing:
         return head.rewritten(len(body)) + body
 
     def _pass(self, connection: Any, send: Send) -> None:
-        del connection.__dict__[OUTGOING]
+        connection.__dict__[OUTGOING] = None
         send(connection, bytes(self._gathered.data))
+
+
+def _server_of(connection: Any) -> str:
+    """Return the host that answers, which is not the proxy in between."""
+    return str(connection._tunnel_host or connection.host)
+
+
+def _begun_unseen(connection: Any, data: Any) -> Outgoing | None:
+    """Return the POST that was begun before the first scope of the process, if these are its headers.
+
+    If they are its body, its path is not known any more: a body that names a model is reported as a model request.
+    """
+    if connection._HTTPConnection__state != _HEADERS_ENDED or connection._method != "POST" or not is_in_scope():
+        return None
+    outgoing = None
+    if isinstance(data, bytes) and data.startswith(b"POST ") and data.endswith(_END_OF_HEAD):
+        outgoing = Outgoing("POST", data.split(b" ", 2)[1].decode("latin-1"))
+    else:
+        names_model = isinstance(data, bytes | bytearray | memoryview) and b'"model"' in bytes(data)
+        pass_by("POST", _server_of(connection), _ANY_MODEL_PATH if names_model else "/", {})
+    connection.__dict__[OUTGOING] = outgoing
+    return outgoing
 
 
 def _pieces(connection: Any, data: Any) -> Iterable[bytes]:
@@ -426,7 +464,7 @@ class ExchangeFile(File):
 def _putrequest(original: Method) -> Method:
     def putrequest(connection: Any, method: str, url: str, *args: Any, **options: Any) -> Any:
         result = original(connection, method, url, *args, **options)
-        if may_apply(method.upper()):
+        if method.upper() == "POST":
             connection.__dict__[OUTGOING] = Outgoing(method, url)
         return result
 
@@ -435,7 +473,9 @@ def _putrequest(original: Method) -> Method:
 
 def _send(original: Method) -> Method:
     def send(connection: Any, data: Any) -> None:
-        outgoing = connection.__dict__.get(OUTGOING)
+        outgoing = connection.__dict__.get(OUTGOING, _UNSEEN)
+        if outgoing is _UNSEEN:
+            outgoing = _begun_unseen(connection, data)
         if outgoing is None:
             original(connection, data)
         else:
