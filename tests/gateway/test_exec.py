@@ -136,6 +136,31 @@ print(json.dumps([dict(os.environ), (home / "config.toml").read_text(), (home / 
     assert {"127.0.0.1", "localhost"} <= set(environ["NO_PROXY"].split(","))
 
 
+def test_folders_of_killed_processes_are_removed_and_those_of_running_ones_stay(wrapped: Wrapped) -> None:
+    code = "import signal; print(os.getpid(), flush=True); signal.pause()"
+    parent = wrapped.directory / "penstock"
+
+    def folders() -> set[Path]:
+        return set(parent.glob("penstock-exec-*"))
+
+    with wrapped.start(code=code) as killed:
+        program = int(killed.stdout.readline())
+        left = folders()
+        killed.kill()
+    os.kill(program, signal.SIGKILL)
+    with wrapped.start(code=code) as running:
+        assert int(running.stdout.readline())
+        own = folders()
+        exit_code, _, _ = wrapped.run(code="")
+        after = folders()
+        running.send_signal(signal.SIGTERM)
+        running.communicate()
+    assert len(left) == len(own) == 1
+    assert left != own
+    assert (exit_code, after) == (0, own)
+    assert folders() == set()
+
+
 def test_organization_and_headers_of_the_parent_reach_the_provider(wrapped: Wrapped) -> None:
     code = """
 head = {"openai-organization": os.environ["OPENAI_ORG_ID"]}

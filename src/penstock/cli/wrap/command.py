@@ -9,7 +9,6 @@ import asyncio
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from penstock.cli.exits import Exit, Refused, WriteFailed
 from penstock.cli.render.screen import print_error, write
 from penstock.cli.wrap.child import Child, harden_process
 from penstock.cli.wrap.declared import declared_upstreams
+from penstock.cli.wrap.own_folder import own_folder
 from penstock.cli.wrap.status_line import shown_below
 from penstock.front_door import contain
 from penstock.gateway.app import Gateway
@@ -107,8 +107,8 @@ class _Contained:
         stream = None if arguments.quiet else sys.stderr
         try:
             async with serving(gateway) as url:
-                with tempfile.TemporaryDirectory(prefix="penstock-exec-", dir=_cache_folder()) as folder:
-                    child = await Child.start(arguments.command, self._environment(url, Path(folder)))
+                with own_folder() as folder:
+                    child = await Child.start(arguments.command, self._environment(url, folder))
                     with child.attended():
                         async with shown_below(stream, lambda: f"penstock: {totals(self._run)}"):
                             return await self._until_end(child)
@@ -144,16 +144,6 @@ class _Contained:
         stop = self._run.stop
         is_ours = stop is not None and stop.reason is not StopReason.ABORTED
         return Exit.HALTED if self.was_ended or (is_ours and code != 0) else code
-
-
-def _cache_folder() -> Path | None:
-    """Return a folder for the helper programs of codex, which refuses to keep them below the temporary folder."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home, or an unwritable one
-        return None
-    return folder if os.access(folder, os.W_OK) else None
 
 
 def _check_record(path: Path | None) -> None:
