@@ -10,15 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.chat.conversation import ChatMessage
 from penstock.chat.ports import Attachment, ChatRecord
 from penstock.hosting.audit import AuditRecord
 from penstock.hosting.ports import ApprovalRecord, CancelRequest, HostedEvent, PayloadRecord, RunRecord
 from penstock.runtime.durable.ports import JournalEntry
-from penstock.storage import StoreCorrupt, Stores, open_stores
+from penstock.storage import StoreCorrupt, Stores, codec, open_stores
 
 Ask = Callable[[Stores], Awaitable[Any]]
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
 
 CASES: list[tuple[str, str, str, Ask]] = [
     ("runs", "r", "status = 'lost'", lambda stores: stores.runs.get("r")),
@@ -87,6 +94,30 @@ async def test_readers_of_many_rows_step_over_a_corrupt_one_and_note_it(
         await ask(stores)
         if table != "graphs":  # saving the graph has repaired it
             assert [(error.table, error.key) for error in stores.faults.rows] == [(table, key)]
+
+
+@pytest.mark.parametrize(
+    ("second", "third"),
+    [
+        ("{", '{"a": 3}'),
+        ('{"a": 2}, {"a": 2}', ""),
+        ("[2]", '{"a": 3}'),
+        ('{"a": "\ufffd"}', '{"a": 3}'),
+        ('{"a": NaN}', '{"a": 3}'),
+    ],
+)
+def test_a_corrupt_object_among_others_is_named(second: str, third: str) -> None:
+    texts = ['{"a": 1}', second, third]
+    with pytest.raises(StoreCorrupt) as raised:
+        codec.decode_objects("events", lambda index: f"r/{index}", texts)
+    assert raised.value.key == "r/1"
+
+
+@given(st.lists(st.dictionaries(st.text(), VALUES)))
+def test_objects_that_are_decoded_together_are_those_that_are_decoded_one_by_one(objects: list[dict[str, Any]]) -> None:
+    texts = [codec.encode_object("data", each) for each in objects]
+    found = codec.decode_objects("events", str, texts)
+    assert repr(found) == repr([codec.decode_object("events", "", text) for text in texts]) == repr(objects)
 
 
 async def test_a_corrupt_run_is_failed_by_the_claim_and_shown_in_the_list(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class CallColumns:
     def _reset(self, base_ms: int) -> None:
         self.base_ms = base_ms
         self.columns: dict[str, array[int]] = {name: array("q") for name in COLUMNS}
+        self._appends = [column.append for column in self.columns.values()]
         self.strings: list[str] = []
         self.stops: list[Mapping[str, Any]] = []
         self.left_out = 0
@@ -175,23 +176,24 @@ class CallColumns:
             self.left_out += event.type != "call.ended"
             return None
         row = self._rows[id] = len(self._rows)
-        values = {
-            "call": int(str(id).lstrip("n")),
-            "parent": self._rows.get(data["parent_id"], NONE),
-            "kind": KINDS.index(data["kind"]),
-            "name": self._text(data["name"]),
-            "node": self._text(data.get("node_id")),
-            "node_type": NONE,
-            "model": self._text(data.get("model")),
-            "start_ms": event.at_ms - self.base_ms,
-            "end_ms": NONE,
-            "status": STATUSES.index(status),
-            "attempt": 1,
-            "stop": NONE,
-            "flags": REPLAYED if data.get("replayed") else 0,
-        }
-        for name, column in self.columns.items():
-            column.append(values.get(name, 0))
+        values = (
+            int(str(id).lstrip("n")),
+            self._rows.get(data["parent_id"], NONE),
+            KINDS.index(data["kind"]),
+            self._text(data["name"]),
+            self._text(data.get("node_id")),
+            self._text(data.get("node_type")),
+            self._text(data.get("model")),
+            event.at_ms - self.base_ms,
+            NONE,
+            STATUSES.index(status),
+            *(0, 0, 0),
+            data.get("attempt", 1),
+            NONE,
+            REPLAYED if data.get("replayed") else 0,
+        )
+        for append, value in zip(self._appends, values, strict=True):
+            append(value)
         return row
 
     def _text(self, text: str | None) -> int:

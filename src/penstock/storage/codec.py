@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock import checks
@@ -185,6 +185,21 @@ def decode_object(table: str, key: str, encoded: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreCorrupt(table, key, f"{type(value).__name__} where an object should be")
     return value
+
+
+def decode_objects(table: str, keys: Callable[[int], str], encoded: Sequence[str]) -> list[dict[str, Any]]:
+    """Decode objects that `encode_document` encoded, all at once, because that takes a fraction of the time.
+
+    `keys` returns the key of the object at an index.
+    """
+    text = f"[{','.join(encoded)}]"
+    try:
+        values, end = _scan(text, 0)
+        if end == len(text) and text.isascii() and [*map(type, values)] == [dict] * len(encoded):
+            return values  # type: ignore[no-any-return]  # it is a list of objects
+    except (StopIteration, TypeError, ValueError, RecursionError):
+        pass
+    return [decode_object(table, keys(index), each) for index, each in enumerate(encoded)]
 
 
 def decode_optional_object(table: str, key: str, encoded: str) -> dict[str, Any] | None:

@@ -101,7 +101,7 @@ class SqlEventStore(SqlStore):
         values = codec.lookup_key(run_id), _clamp_seq(after_seq), codec.limit(limit)
 
         async def body(transaction: Transaction) -> Sequence[HostedEvent]:
-            return [_decode_event(run_id, row) for row in await transaction.rows(SELECT, *values)]
+            return _decode_events(run_id, await transaction.rows(SELECT, *values))
 
         return await self._database.read(body, inline=True, single=True)
 
@@ -126,9 +126,9 @@ def _encode_event(event: HostedEvent) -> tuple[Value, ...]:
     return *numbers, codec.name("type", event.type), codec.encode_object("data", event.data)
 
 
-def _decode_event(run_id: str, row: Row) -> HostedEvent:
-    seq, at_ms, type, data = row
-    return HostedEvent(seq, at_ms, type, codec.decode_object("events", f"{run_id}/{seq}", data))
+def _decode_events(run_id: str, rows: Sequence[Row]) -> list[HostedEvent]:
+    data = codec.decode_objects("events", lambda index: f"{run_id}/{rows[index][0]}", [row[3] for row in rows])
+    return [HostedEvent(seq, at_ms, kind, each) for (seq, at_ms, kind, _), each in zip(rows, data, strict=True)]
 
 
 async def _last_seq(transaction: Transaction, run_id: str) -> int:
@@ -140,8 +140,8 @@ async def _last_seq(transaction: Transaction, run_id: str) -> int:
 async def _check_stored(transaction: Transaction, run_id: str, events: Sequence[HostedEvent]) -> None:
     """Raise Conflict if the stored events with these sequence numbers differ."""
     rows = await transaction.rows(SELECT, run_id, events[0].seq - 1, len(events))
-    for row, event in zip(rows, events, strict=True):
-        if _canonical(_decode_event(run_id, row)) != _canonical(event):
+    for stored, event in zip(_decode_events(run_id, rows), events, strict=True):
+        if _canonical(stored) != _canonical(event):
             raise different_event(run_id, event.seq)
 
 
@@ -278,7 +278,7 @@ CHECKS = (
         "run_id, seq, at_ms, type, data",
         ("run_id", "seq"),
         ("", codec.MIN_NUMBER),
-        lambda row: _decode_event(row[0], row[1:]),
+        lambda row: _decode_events(row[0], [row[1:]]),
     ),
     TableCheck(
         "journal",
