@@ -469,8 +469,8 @@ async def _partial(events: EventStore, run: RunRecord) -> str:
     found: list[HostedEvent] = []
     after = 0
     with suppress(StoreCorrupt):  # the text before an event that cannot be read is still an answer
-        while page := await events.read(run.id, after, PAGE):
-            found.extend(event for event in page if event.type in OF_ANSWERS)
+        while page := await events.read(run.id, after, PAGE, OF_ANSWERS):
+            found.extend(page)
             after = page[-1].seq
     return partial_text(found)
 

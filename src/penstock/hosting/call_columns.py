@@ -23,6 +23,11 @@ REPLAYED, ABANDONED, COST_UNKNOWN, WAITED = 1, 2, 4, 8
 MAX_TREE_CALLS = 100_000
 """Maximum number of calls in a tree; later ones are only counted."""
 
+TYPES = (
+    *("call.started", "call.ended", "call.waiting", "call.settled"),
+    *("bill.resolved", "run.started", "run.resumed"),
+)
+"""Types of the events from which the columns are folded."""
 COLUMNS = (
     *("call", "parent", "kind", "name", "node", "node_type", "model", "start_ms", "end_ms", "status"),
     *("cost_nanos", "tokens_in", "tokens_out", "attempt", "stop", "flags"),
@@ -57,7 +62,7 @@ class CallColumns:
         return len(self._rows)
 
     def add(self, events: Iterable[HostedEvent]) -> None:
-        """Continue the fold with the next events."""
+        """Continue the fold with the next events; those of other types than `TYPES` change nothing."""
         for event in events:
             self.last_seq = event.seq
             if event.type == "call.started":

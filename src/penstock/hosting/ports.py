@@ -483,8 +483,13 @@ class EventStore(Protocol):
     async def append(self, run_id: str, epoch: int, events: Sequence[HostedEvent]) -> None:
         """Append the next events; skip stored ones. Conflict if there would be a gap; Fenced for an old epoch."""
 
-    async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
-        """Return the events after `after_seq`, in order; empty for an unknown run."""
+    async def read(
+        self, run_id: str, after_seq: int = 0, limit: int = 1_000, types: Sequence[str] = ()
+    ) -> Sequence[HostedEvent]:
+        """Return the events after `after_seq`, in order, only of these types if any are given.
+
+        Empty for an unknown run.
+        """
 
     async def last_seq(self, run_id: str) -> int:
         """Return the seq of the newest event; 0 if there are no events."""

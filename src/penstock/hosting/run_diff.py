@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-NODE_ENDS = frozenset({"node.completed", "node.error", "node.cancelled", "node.skipped"})
+NODE_ENDS = ("node.completed", "node.error", "node.cancelled", "node.skipped")
 HIDDEN = frozenset({"node_id", "node_type", "replayed"})
 """Fields of events that are not compared: a replayed result is the same result."""
 DID_NOT_RUN = "did not run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from penstock.hosting.call_columns import CallColumns
+from penstock.hosting.call_columns import TYPES, CallColumns
 from penstock.hosting.ports import EventStore
 
 PAGE = 1_000
@@ -29,9 +29,11 @@ class TreeCache:
         try:
             async with lock:
                 tree = self._trees.pop(run_id, None) or CallColumns()
-                while page := await events.read(run_id, tree.last_seq, PAGE):
+                newest = await events.last_seq(run_id)
+                while page := await events.read(run_id, tree.last_seq, PAGE, TYPES):
                     tree.add(page)
                     await asyncio.sleep(0)  # a long log must not block the event loop
+                tree.last_seq = max(tree.last_seq, newest)
                 self._keep(run_id, tree)
                 return tree
         finally:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from penstock.hosting.call_columns import MAX_TREE_CALLS
 from penstock.hosting.ports import RunRecord
 from penstock.hosting.retention import DAY_S
-from penstock.hosting.run_diff import field_differences, node_differences, node_ends
+from penstock.hosting.run_diff import NODE_ENDS, field_differences, node_differences, node_ends
 from penstock.hosting.run_explanation import explain_columns
 from penstock.server.errors import not_found
 from penstock.server.schemas import (
@@ -106,7 +106,7 @@ async def diff_runs(run_id: PathId, other_id: PathId, service: Service, user: Cu
 async def _node_ends(service: ServerState, run_id: str) -> dict[str, Any]:
     ends: dict[str, Any] = {}
     place = 0
-    while page := await service.stores.events.read(run_id, place, PAGE):
+    while page := await service.stores.events.read(run_id, place, PAGE, NODE_ENDS):
         ends |= node_ends((event.type, public(event).data) for event in page)
         place = page[-1].seq
         await asyncio.sleep(0)  # a long log must not block the event loop

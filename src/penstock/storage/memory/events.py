@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from penstock.hosting.ports import HostedEvent
@@ -49,12 +50,16 @@ class MemoryEventStore:
             self._events.setdefault(run_id, stored).extend(new)
             self._notifier.notify(run_id)
 
-    async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
+    async def read(
+        self, run_id: str, after_seq: int = 0, limit: int = 1_000, types: Sequence[str] = ()
+    ) -> Sequence[HostedEvent]:
         codec.limit(limit)
         first = max(after_seq, 0)
+        stored = self._events.get(run_id, [])
+        chosen = (event for event in stored[first:] if event[2] in types) if types else stored[first : first + limit]
         return [
             _event((seq, at_ms, kind, {**data} if type(data) is dict else decode_json(data)))
-            for seq, at_ms, kind, data in self._events.get(run_id, [])[first : first + limit]
+            for seq, at_ms, kind, data in islice(chosen, limit)
         ]
 
     async def last_seq(self, run_id: str) -> int:

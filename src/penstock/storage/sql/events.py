@@ -22,6 +22,7 @@ from penstock.storage.rules import JOURNAL_KINDS, check_next_events, different_e
 
 INSERT = "INSERT INTO events (run_id, seq, at_ms, type, data) VALUES (?, ?, ?, ?, ?)"
 SELECT = "SELECT seq, at_ms, type, data FROM events WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+SELECT_OF_TYPES = SELECT.replace("ORDER", "AND type IN ({types}) ORDER")
 SELECT_LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ?"
 SELECT_CLAIM_AND_LAST = (
     "SELECT epoch, (SELECT coalesce(max(seq), 0) FROM events WHERE events.run_id = runs.id) FROM runs WHERE id = ?"
@@ -97,11 +98,15 @@ class SqlEventStore(SqlStore):
 
         await self._database.write(body, inline=len(events) <= INLINE_MAX_ROWS)
 
-    async def read(self, run_id: str, after_seq: int = 0, limit: int = 1_000) -> Sequence[HostedEvent]:
-        values = codec.lookup_key(run_id), _clamp_seq(after_seq), codec.limit(limit)
+    async def read(
+        self, run_id: str, after_seq: int = 0, limit: int = 1_000, types: Sequence[str] = ()
+    ) -> Sequence[HostedEvent]:
+        select = SELECT_OF_TYPES.format(types=placeholders(len(types))) if types else SELECT
+        values: list[Value] = [codec.lookup_key(run_id), _clamp_seq(after_seq)]
+        values += [*map(codec.lookup_key, types), codec.limit(limit)]
 
         async def body(transaction: Transaction) -> Sequence[HostedEvent]:
-            return _decode_events(run_id, await transaction.rows(SELECT, *values))
+            return _decode_events(run_id, await transaction.rows(select, *values))
 
         return await self._database.read(body, inline=True, single=True)
 

@@ -149,6 +149,7 @@ def _event_operations(rng: random.Random, now_ms: int) -> Mapping[str, Operation
         "events.append": lambda stores: stores.events.append(id, epoch, events),
         "events.append next": lambda stores: _append_next(stores, id, events),
         "events.read": lambda stores: stores.events.read(id, first, epoch),
+        "events.read of a type": lambda stores: stores.events.read(id, first, epoch, [event.type for event in events]),
         "events.wait": lambda stores: stores.events.wait(id, first, 0),
         "journal.append": lambda stores: stores.journal.append(id, entries, epoch=epoch),
         "journal.append now": lambda stores: _journal_now(stores, id, entries),

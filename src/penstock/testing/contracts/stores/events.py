@@ -90,6 +90,25 @@ class EventStoreContract(StoreContract):
             await stores.events.read("r", 0, -1)
 
     @fresh
+    async def test_a_page_of_some_types_has_no_other_events(self, stores: StoreBundle) -> None:
+        await claimed(stores)
+        events = [HostedEvent(seq, 1, f"{'abc'[seq % 3]}.x", {"n": seq}) for seq in range(1, 301)]
+        await stores.events.append("r", 1, events)
+        cases = {
+            (0, 3, ("a.x",)): [3, 6, 9],
+            (6, 2, ("a.x",)): [9, 12],
+            (0, 4, ("b.x", "a.x")): [1, 3, 4, 6],
+            (290, 99, ("c.x", "unknown")): [293, 296, 299],
+            (0, 99, ("unknown", "", "a", "A.X", "\0", "a.x' OR ''='")): [],
+            (0, 0, ("a.x",)): [],
+        }
+        for (after, limit, types), seqs in cases.items():
+            found = await stores.events.read("r", after, limit, types)
+            assert [(event.seq, event.data) for event in found] == [(seq, {"n": seq}) for seq in seqs]
+        assert list(await stores.events.read("r", 0, 1_000, ("a.x", "b.x", "c.x"))) == events
+        assert list(await stores.events.read("unknown", 0, 9, ("a.x",))) == []
+
+    @fresh
     async def test_events_already_stored_are_skipped(self, stores: StoreBundle) -> None:
         await claimed(stores)
         events = [an_event(seq, b=1, a=2) for seq in range(1, 6)]
