@@ -116,6 +116,8 @@ async def test_a_halted_run_continues_after_its_bills_are_resolved(opened: Open)
     facts = {"call_id": bill.call_id, "by": "eve", "cost_usd": 0.02, "held_usd": 0.4096, "tokens_in": 7}
     assert {name: event.data[name] for name in facts} == facts
     assert event.at_ms >= (bill.at_ms or 0) > 0
+    shown = [event.data["units"][0] for event in events if event.type == "budget"][-1]
+    assert (shown["spent"], shown["unresolved"]) == (0.03, 0)
     assert (balance.spent_nanos, balance.unresolved_nanos, balance.held_nanos) == (30_000_000, 0, 0)
 
 

@@ -343,7 +343,12 @@ async def test_a_call_that_was_under_way_when_its_host_died_stays_in_the_bill() 
     services = await died_in_a_call(clock, stores, lambda: seen.append(stores.ledger.balance("run:r").unresolved_nanos))
     async with await host_with(stores, clock=clock, services=services) as second:
         left = await second.wait("r")
-        (*_, last) = [event async for event in second.events("r")]
+        events = [event async for event in second.events("r")]
+    last = events[-1]
+    resumed = next(event.seq for event in events if event.type == "run.resumed")
+    budgets = [event.data["units"][0] for event in events if event.type == "budget" and event.seq > resumed]
+    assert [one["unresolved"] for one in budgets] == [0.4] * len(budgets)
+    assert (budgets[-1]["spent"], budgets[-1]["left"]) == (0.8, 0.8)
     assert (left.status, left.output, services["models"]["m"].calls) == ("completed", "hi!!", 3)
     assert (left.cost_nanos, left.unresolved_nanos) == (800_000_000, 400_000_000)
     assert (last.data["cost_usd"], last.data["unresolved_usd"]) == (0.8, 0.4)

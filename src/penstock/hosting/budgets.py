@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -21,7 +22,7 @@ from penstock.containment import accounts
 from penstock.containment.accounts import Account, Balance
 from penstock.containment.limits import NO_LIMITS, UNLIMITED
 from penstock.errors import LedgerUnavailable
-from penstock.hosting.durability import ALL, OWNERS, RUNS, TEAMS, day_accounts
+from penstock.hosting.durability import ALL, NOTHING_EARLIER, OWNERS, RUNS, TEAMS, Earlier, day_accounts
 from penstock.hosting.event_data import EventPayload, to_json
 from penstock.hosting.host_context import HostContext
 from penstock.hosting.ports import INTERACTIVE_ATTEMPTS, RunRecord, retry_unavailable
@@ -89,11 +90,12 @@ def _units(balance: Balance, waiting: Mapping[str, float]) -> Iterator[dict[str,
 class BudgetReporter:
     """Reports the budgets of one run in this process as they change."""
 
-    def __init__(self, context: ExecutionContext, schedule: Callable[[], None]) -> None:
+    def __init__(self, context: ExecutionContext, schedule: Callable[[], None], earlier: Earlier) -> None:
         """`schedule` schedules a write of events, before which `events` is called again."""
         self._graph = context.graph
         self._own = context._account
         self._schedule = schedule
+        self._earlier = earlier
         self._loop = asyncio.get_running_loop()
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -113,8 +115,7 @@ class BudgetReporter:
 
         `node_of` returns the path of the node of a call in progress, by the number of the call.
         """
-        with self._graph.lock:
-            own = accounts.balance(self._own)
+        own = self._own_balance()
         if not self._has_changed(own, waiting):
             return []
         now_s = self._loop.time()
@@ -127,6 +128,15 @@ class BudgetReporter:
         if self.on_report is not None:
             self.on_report()
         return [budget_event(own, "run", waiting=waiting), *self._inner_events(node_of)]
+
+    def _own_balance(self) -> Balance:
+        """Return the figures of the run, with what earlier claims took from the same limit."""
+        with self._graph.lock:
+            own = accounts.balance(self._own)
+        if self._earlier == NOTHING_EARLIER:
+            return own
+        spent, unresolved = self._earlier
+        return replace(own, spent_nanos=own.spent_nanos + spent, unresolved_nanos=own.unresolved_nanos + unresolved)
 
     def close(self) -> None:
         """Stop the timer."""

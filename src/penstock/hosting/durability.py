@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, tzinfo
+from typing import NamedTuple
 
 from penstock.clock import utc_from_ns
 from penstock.containment.accounts import Balance
@@ -41,6 +42,17 @@ TELLING_S = 15.0
 """How long the end of a run tries to settle calls in the ledger; amounts not settled by then stay held there."""
 
 
+class Earlier(NamedTuple):
+    """Money that calls under earlier claims of a run took and that its journal does not have."""
+
+    spent_nanos: int = 0
+    """Of calls that failed, and of bills that were resolved since."""
+    unresolved_nanos: int = 0
+
+
+NOTHING_EARLIER = Earlier()
+
+
 @dataclass(frozen=True, slots=True)
 class Durable:
     """The durable parts of one run."""
@@ -51,6 +63,7 @@ class Durable:
     ceilings: Ceilings
     """Limits of the run, without the time worked under earlier claims; for a fork, raised by the usage of the journal
     entries it inherits."""
+    earlier: Earlier = NOTHING_EARLIER
 
     async def settle(self, is_leaving: Callable[[], bool]) -> None:
         """Settle the remaining calls in the ledger after the run is over; later faults are not reported to the run.
@@ -178,19 +191,33 @@ async def durable_parts(context: HostContext, run: RunRecord, worked_ms: int, on
     if is_replay:
         return Durable(journal, None, ceilings)
     shared = _shared(context, run, await retry_unavailable(lambda: open_accounts(context, run)))
-    if run.epoch > 1:
-        await retry_unavailable(shared.arecover)
-        if failpoints.hook is not None:
-            failpoints.hook("claim.adopted")
-    return Durable(journal, shared, ceilings)
+    if run.epoch == 1:
+        return Durable(journal, shared, ceilings)
+    await retry_unavailable(shared.arecover)
+    if failpoints.hook is not None:
+        failpoints.hook("claim.adopted")
+    balance = await retry_unavailable(lambda: context.ledger.balance(shared.account))
+    paid_nanos = sum(entry.cost_nanos for entry in journal) - sum(
+        entry.cost_nanos for entry in _inherited(journal, run)
+    )
+    return Durable(
+        journal, shared, ceilings, Earlier(max(0, balance.spent_nanos - paid_nanos), balance.unresolved_nanos)
+    )
+
+
+def _inherited(journal: Journal, run: RunRecord) -> list[JournalEntry]:
+    """Return the entries of a fork or replay that the other run has paid for."""
+    if "of" not in run.origin:
+        return []
+    is_marked = INHERITED in (run.origin.get("about") or {})
+    # `journal_without` marks inherited entries by a negative time; without the mark, older entries are inherited.
+    return [entry for entry in journal if (entry.at_ms < 0 if is_marked else entry.at_ms <= run.created_ms)]
 
 
 def _ceilings(journal: Journal, run: RunRecord) -> Ceilings:
     if "of" not in run.origin:
         return ceilings_of(run.limits)
-    is_marked = INHERITED in (run.origin.get("about") or {})
-    # `journal_without` marks inherited entries by a negative time; without the mark, older entries are inherited.
-    before = [entry for entry in journal if (entry.at_ms < 0 if is_marked else entry.at_ms <= run.created_ms)]
+    before = _inherited(journal, run)
     inherited = RunLimits(
         max_cost_usd=to_usd(sum(entry.cost_nanos for entry in before)),
         max_steps=len(before),

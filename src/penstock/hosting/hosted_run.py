@@ -362,7 +362,7 @@ class HostedRun:
             await log.flush()
         clock_offset_ms = round((host.steady.time_ns() - context._run.wall_time_ns(context._run.now())) / 1_000_000)
         self._trace = context.graph
-        own, budgets = context._account, BudgetReporter(context, log.schedule)
+        own, budgets = context._account, BudgetReporter(context, log.schedule, durable.earlier)
         days = self._day_budgets(budgets) if has_day_budget(host, run) else None
         if host.settings.record_payloads != "off":
             self._payloads = PayloadRecorder(host.settings, run, host.now_ms)
