@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from penstock import (
     contain,
 )
 from penstock.events import CallWaiting
+from penstock.runtime.billing.usage import Usage
 from penstock.stores import Ledger
 from penstock.testing import SimLoop, check_history, sim_run
 
@@ -513,6 +515,51 @@ def test_a_first_call_that_fails_or_never_runs_lets_the_next_one_go() -> None:
     run, _ = simulate(main, max_cost_usd=1)
     assert run.balance.spent_usd == pytest.approx(0.3)
     whole(run)
+
+
+class Billed(Exception):
+    """An error of a provider that charged for the call."""
+
+    usage = Usage.of(cost_usd="0.5", input_tokens=10, output_tokens=5)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one run", "runs of one ledger"])
+@pytest.mark.parametrize(
+    ("error", "timeout_s"),
+    [(ConnectionRefusedError(), None), (ValueError("broken"), None), (Billed(), None), (None, 1)],
+    ids=["refused", "broken", "billed", "timeout"],
+)
+def test_calls_of_unknown_cost_run_one_at_a_time_until_the_cost_of_one_is_known(
+    error: Exception | None, timeout_s: float | None, shared: bool
+) -> None:
+    running, most = 0, 0
+
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_cost_dollars=1), clock=run._run.clock)
+        runs = [contain(ledger=team) if shared else run for _ in range(16)]
+        calls = iter(range(16))
+
+        async def ask(place: ExecutionContext) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                if next(calls) < 3:
+                    await asyncio.sleep(2)
+                    raise error or ValueError("broken")
+                await asyncio.sleep(0.5)
+                place.report(cost_usd=0.5)
+            finally:
+                running -= 1
+
+        limits = [timeout_s, *[None] * 15]
+        asking = (run.allm(partial(ask, run), timeout_s=limit) for run, limit in zip(runs, limits, strict=True))
+        await asyncio.gather(*asking, return_exceptions=True)
+        total = team.balance() if shared else run.balance
+        assert (total.spent_usd, total.held_usd) == (1, 0)
+
+    simulate(main, max_cost_usd=1)
+    assert most == 1
 
 
 def test_without_a_money_limit_and_for_tools_calls_of_unknown_cost_do_not_wait() -> None:

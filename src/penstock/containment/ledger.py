@@ -42,7 +42,7 @@ class UnhintedCalls:
         self.first: Taken | None = None
         """The one that runs alone, until it ends."""
         self.is_unknown = True
-        """Whether none has ended yet: under a ceiling of money, they run one at a time until then."""
+        """Whether none has succeeded or was billed: under a ceiling of money, they run one at a time until then."""
         self.most_cost = 0
         """The most that one has cost."""
         self.most_tokens = 0

@@ -196,7 +196,7 @@ class WorstCase:
         self, api_calls: int, model: str | None = None, cost: int = 0, tokens: int = 0, is_unknown: bool = False
     ) -> None:
         self.is_unknown = is_unknown
-        """Whether none of the model calls has ended yet: under a money limit, they run one at a time until then."""
+        """Whether no model call has succeeded or was billed: under a money limit, they run one at a time until then."""
         self.cost = cost
         self.tokens = tokens
         self.api_calls = api_calls
@@ -371,17 +371,18 @@ class Run:
             if shared is not None and begins_shared:
                 shared.first = call
 
-    def end_first_call(self, has_run: bool = True) -> None:
+    def end_first_call(self, has_succeeded: bool) -> None:
         """The call that ran alone has ended: others hold what it has cost. The caller holds the lock.
 
-        If it never ran, the next one runs alone.
+        If it did not succeed, and nothing is known of what such a call costs, the next one runs alone.
         """
+        worst = self.worst_case["llm"]
+        is_known = has_succeeded or worst.cost > 0
         shared = self.ledger.unhinted
         if shared is not None and shared.first is self.first_call:
-            shared.is_unknown = shared.is_unknown and not has_run
+            shared.is_unknown = shared.is_unknown and not is_known
             shared.first = None
-        if has_run:
-            worst = self.worst_case["llm"]
+        if is_known:
             known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens)
             self.worst_case = {**self.worst_case, "llm": known}
         self.first_call = None  # last: if a signal handler raises before, all of this is done again

@@ -129,7 +129,7 @@ def succeed(call: Call, value: Any) -> None:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
         if run.queues or run.first_call is call:  # after the end: what only this call kept running may be stuck now
-            _let_others_go(call, now_ns)
+            _let_others_go(call, now_ns, True)
         lock.release()
     except BaseException:
         if lock._is_owned():  # type: ignore[attr-defined]
@@ -160,11 +160,11 @@ def succeed(call: Call, value: Any) -> None:
             call.decision = Decision.DEGRADE
 
 
-def _let_others_go(call: Call, now_ns: int) -> None:
+def _let_others_go(call: Call, now_ns: int, has_succeeded: bool) -> None:
     """Admit the calls that waited for this one. The caller holds the lock."""
     run = call.context._run
     if run.first_call is call:
-        run.end_first_call()
+        run.end_first_call(has_succeeded)
     if run.queues:
         run.room.changed(now_ns)
 
@@ -180,7 +180,7 @@ def _finish_settlement(
     if record.abandoned:
         run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
     record.owner = None
-    _let_others_go(call, now_ns)
+    _let_others_go(call, now_ns, status == "success")
 
 
 def end_interrupted(call: Call, error: BaseException) -> None:
@@ -210,14 +210,14 @@ def end_interrupted(call: Call, error: BaseException) -> None:
             else:
                 _leave_unresolved(run, call, str(stop), now_ns)
         elif record is None or record.end_seq != OPEN:
-            _let_others_go(call, now_ns)
+            _let_others_go(call, now_ns, False)
             return
         if record is not None:
             call.decision, call.stop = Decision.HALT, stop
             mark_stopped(record, stop)
             run.graph.end(record, now_ns, "halt", stop_reason=str(stop), error_class=type(error).__name__)
             record.owner = None
-        _let_others_go(call, now_ns)
+        _let_others_go(call, now_ns, False)
     if run.shared is not None and record is not None:
         note_end(run.shared, call)
         run.shared.flush_soon()
@@ -457,6 +457,7 @@ def _end_unsuccessful(
         pass
     elif bill is not None:
         accounts.settle(call, cost, tokens_in, tokens_out, False)
+        run.learn(record.kind, 0 if call.hinted else cost, tokens_in + tokens_out)
     elif free or run.settings.unknown_bill == "release" or call._held_cost == call._held_tokens == 0:
         accounts.release(call)
     elif call.state == "held":
@@ -474,7 +475,7 @@ def _end_unsuccessful(
             run.keep_incomplete(record, call.stream())
     record.owner = None
     if run.queues or run.first_call is call:
-        _let_others_go(call, now_ns)
+        _let_others_go(call, now_ns, False)
 
 
 def _report_unpriced(call: Call) -> None:
@@ -533,7 +534,7 @@ def leave_running(run: Run, record: CallRecord, now_ns: int, why: str, stop: Sto
     if held is not None:
         _leave_unresolved(run, held, why, now_ns)
         if run.queues or run.first_call is held:
-            _let_others_go(held, now_ns)
+            _let_others_go(held, now_ns, False)
         if run.shared is not None:
             note_end(run.shared, held)
 

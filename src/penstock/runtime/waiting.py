@@ -5,11 +5,11 @@ worst case of a model call is not known yet. The call then waits in the room of 
 the rules): its record is created, it holds nothing, and its time limit keeps running. A call that ends admits the next
 ones under the same lock and wakes them. A cancel, a time limit and `max_wait_s` end the wait.
 
-**Calls of unknown cost.** Without a hint, a model call holds the most that one of the run has cost so far. Before the
-first one has ended that is nothing, so under a money limit these calls run one at a time until then. What the running
-one calls itself is exempt. Runs that share the ceiling of a ledger share this too: their calls hold the most that one
-of any run has cost, and run one at a time until the first of all has ended. So do runs that share an account in a
-store, which decides that itself (`containment.tickets`).
+**Calls of unknown cost.** Without a hint, a model call holds the most that one of the run has cost so far. Before one
+has succeeded, or failed with a bill, that is nothing, so under a money limit these calls run one at a time until then.
+What the running one calls itself is exempt. Runs that share the ceiling of a ledger share this too: their calls hold
+the most that one of any run has cost, and run one at a time until the first of all has ended so. So do runs that share
+an account in a store, which decides that itself (`containment.tickets`).
 
 **Steps.** A step that takes nothing starts whether or not calls wait. A step whose call waits keeps its slot of the
 graph's concurrency limit and the node that it uses exclusively: it has started, and `max_parallel=1` promises that no
