@@ -2,10 +2,11 @@
 
 Random workloads on a simulated loop: if the worst case of every call fits beside the real costs of the others, nothing
 is unresolved and no wait expires, then no call is refused or clamped, spent and held never pass the ceiling, and no
-schedule ends in a deadlock. A second kind has nested holds, child contexts, calls without a hint, runs that share a
-ledger and call each other, cancels and deadlines: then calls may be refused, and it must still end, with nothing held
-and no call left waiting. Most of these may wait longer than the whole workload may take, so that no wait that expires
-hides a deadlock.
+schedule ends in a deadlock. Calls of unknown cost that all cost the same, of which some fail or are cancelled, never
+pass a ceiling either, whatever made them. A third kind has nested holds, child contexts, calls without a hint, runs
+that share a ledger and call each other, cancels and deadlines: then calls may be refused, and it must still end, with
+nothing held and no call left waiting. Most of these may wait longer than the whole workload may take, so that no wait
+that expires hides a deadlock.
 """
 
 from __future__ import annotations
@@ -88,6 +89,52 @@ async def _fits(chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
+def test_inv_20_calls_of_unknown_cost_pass_no_ceiling_although_the_first_ones_fail(part: int) -> None:
+    for seed in range(part, SEEDS, 4):
+        sim_run(lambda seed=seed: _unknown(random.Random(seed)), seed=seed)  # type: ignore[misc]
+
+
+async def _unknown(chance: random.Random) -> None:
+    """Calls without a hint at ten cents each; some make several such calls at once."""
+    limit_usd = chance.randint(1, 10) / 10
+    if chance.random() < 0.5:
+        runs = [make_run(max_cost_usd=limit_usd)]
+    else:
+        clock = make_run()._run.clock
+        team = Ledger("team", Budget(max_cost_dollars=limit_usd), clock=clock)
+        runs = [make_run(ledger=team) for _ in range(3)]
+    checked = [Checked(run) for run in runs]
+    failing = chance.choice([0.1, 0.5, 0.9])
+
+    async def call(run: ExecutionContext, depth: int) -> None:
+        place = chance.choice([run, run, run.spawn_child("child", budget=Budget(max_cost_dollars=0.3))])
+        makes_calls = depth > 0 and chance.random() < 0.5
+
+        async def work() -> None:
+            await asyncio.sleep(chance.randint(0, 3))
+            if chance.random() < failing:
+                raise ValueError("broken")
+            if makes_calls:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(4):
+                        group.create_task(call(chance.choice(runs), depth - 1))
+            else:
+                place.report(cost_usd=0.1)
+            for each in checked:
+                each.look()
+
+        make = place.atool if makes_calls and chance.random() < 0.3 else place.allm
+        await make(work, timeout_s=chance.choice([None, None, 2]))
+
+    tasks = [asyncio.ensure_future(call(chance.choice(runs), 2)) for _ in range(chance.randint(2, 12))]
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), MAX_TIME_S)
+    for run, each in zip(runs, checked, strict=True):
+        each.look()
+        assert (len(run._run.room), run._account.held, run._run.first_calls) == (0, 0, ())
+        run.end()
+
+
+@pytest.mark.parametrize("part", range(4))
 def test_inv_20_nested_holds_cancels_and_deadlines_never_leave_a_call_waiting(part: int) -> None:
     for seed in range(part, SEEDS, 4):
         sim_run(lambda seed=seed: _ends(random.Random(seed)), seed=seed)  # type: ignore[misc]
@@ -146,7 +193,7 @@ async def _ends(chance: random.Random) -> None:
     assert unexpected == []
     for run in runs:
         assert (len(run._run.room), run._account.held) == (0, 0)
-        assert run._run.first_call is None
+        assert run._run.first_calls == ()
         run.end()
         assert check_history(run.history(), ledger=run.balance) == []
 

@@ -137,7 +137,7 @@ def check(place: ExecutionContext, levels: list[Account], where: str) -> None:
         assert level.retries == sum(record.retries for record in records), where
     if not run.graph.folded:
         assert run.unknown_costs == sum(record.extras.cost_unknown for record in records), where
-    assert run.first_call is None, where
+    assert run.first_calls == (), where
     assert place.tool(lambda: "next", cost_hint_usd=0) == "next", where
     # At last the readers: they have locks of their own, and count each entry once.
     assert to_nanos(place.stats.total_cost, "cost") == spent, where

@@ -36,11 +36,11 @@ class UnhintedCalls:
     A run that has a ledger of its own knows all of them itself.
     """
 
-    __slots__ = ("first", "is_unknown", "most_cost", "most_tokens")
+    __slots__ = ("first_calls", "is_unknown", "most_cost", "most_tokens")
 
     def __init__(self) -> None:
-        self.first: Taken | None = None
-        """The one that runs alone, until it ends."""
+        self.first_calls: tuple[Taken, ...] = ()
+        """The one that runs alone, until it ends; then one that it made, and so on."""
         self.is_unknown = True
         """Whether none has succeeded or was billed: under a ceiling of money, they run one at a time until then."""
         self.most_cost = 0

@@ -6,8 +6,9 @@ to say, by its own clock.
 
 **Calls of unknown cost.** A model call whose worst case is not known is `unhinted`. Under a ceiling of money, at any
 level, such calls run one at a time until one of them has been settled at that level; then each holds the most that one
-has cost there. What runs under such a call does not wait for it. After one that ends without a bill, or is withdrawn,
-the next one runs alone. Its process keeps a lease, so that one that died does not keep the others waiting.
+has cost there. What runs under such a call does not wait for it, but un-hinted calls among that run one at a time too.
+After one that ends without a bill, or is withdrawn, the next one runs alone. Its process keeps a lease, so that one
+that died does not keep the others waiting.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ TicketState = Literal["waiting", "admitted", "refused"]
 
 BEHIND = "; calls that came before wait for the rest"
 ONE_AT_A_TIME = (
-    "the cost of model calls without a hint is not known at {!r} until one has ended, and under a money limit they run "
-    "one at a time until then; pass a cost hint"
+    "the cost of model calls without a hint is not known at {!r} until one has succeeded, and under a money limit they "
+    "run one at a time until then; pass a cost hint"
 )
 
 
@@ -205,11 +206,11 @@ class Queue:
         """
         levels = limited(ticket.account)
         ticket.cost = max([ticket.requested, *(self._dearest[level] for level in levels if level in self._dearest)])
-        unknown = self._unknown(ticket)
-        if unknown and self._alone and self._alone.keys().isdisjoint(self._keys_above(ticket.under)):
-            for key in sorted(self._alone):
-                if any(level in unknown for level in accounts.levels_of(self._alone[key]._account)):
-                    return self._alone[key]
+        if not self._alone or not (unknown := self._unknown(ticket)):
+            return None
+        for key in sorted(self._alone.keys() - self._keys_above(ticket.under)):
+            if any(level in unknown for level in accounts.levels_of(self._alone[key]._account)):
+                return self._alone[key]
         return None
 
     def runs_alone(self, ticket: Ticket) -> None:

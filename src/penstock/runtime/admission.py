@@ -241,8 +241,8 @@ def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str
             accounts.withdraw(call)
         elif call.state == "unresolved":
             accounts.release(call)
-        if run.first_call is call:
-            run.end_first_call(has_succeeded=False)
+        if run.first_calls:
+            run.end_first_call(call, has_succeeded=False)
         mark_stopped(record, stop)
         run.graph.end(record, now_ns, "halt", stop_reason=str(stop))
         record.owner = None

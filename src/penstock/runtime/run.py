@@ -223,7 +223,7 @@ class Run:
         "demands_price",
         "divergence",
         "external_token",
-        "first_call",
+        "first_calls",
         "gaps",
         "graph",
         "guarded",
@@ -283,8 +283,8 @@ class Run:
         self.room = ledger.room
         self.queues = ledger.room.queues
         """Its queues; empty while no call waits."""
-        self.first_call: Taken | None = None
-        """The model call of unknown worst case that runs alone, until it ends."""
+        self.first_calls: tuple[Taken, ...] = ()
+        """The model call of unknown worst case that runs alone, until it ends; then one that it made, and so on."""
         self.settings = settings = settings or DEFAULT_SETTINGS
         self.graph = ExecutionGraph(
             self.id, clock=clock, lock=ledger.lock, source=source, max_kept=settings.max_kept_calls
@@ -362,30 +362,38 @@ class Run:
         if shared is not None and kind == "llm":
             shared.most_cost, shared.most_tokens = max(shared.most_cost, cost), max(shared.most_tokens, tokens)
 
-    def begin_first_call(self, call: Taken) -> None:
-        """Let a model call of unknown worst case run alone, if none does. The caller holds the lock."""
-        shared = self.ledger.unhinted
-        begins_shared = shared is not None and shared.is_unknown and shared.first is None
-        if self.first_call is None and (begins_shared or self.worst_case["llm"].is_unknown):
-            self.first_call = call
-            if shared is not None and begins_shared:
-                shared.first = call
+    def begin_first_call(self, call: Taken, is_under: Callable[[Taken], bool]) -> None:
+        """Let a model call of unknown worst case run alone, if none does, or under the one that does.
 
-    def end_first_call(self, has_succeeded: bool) -> None:
-        """The call that ran alone has ended: others hold what it has cost. The caller holds the lock.
+        `is_under` tells whether the call was made in another one. The caller holds the lock.
+        """
+        shared = self.ledger.unhinted
+        is_shared = shared is not None and shared.is_unknown
+        if not is_shared and not self.worst_case["llm"].is_unknown:
+            return
+        if call not in self.first_calls and (not self.first_calls or is_under(self.first_calls[-1])):
+            if shared is not None and is_shared and (not shared.first_calls or is_under(shared.first_calls[-1])):
+                shared.first_calls = (*shared.first_calls, call)
+            self.first_calls = (*self.first_calls, call)
+
+    def end_first_call(self, call: Taken, has_succeeded: bool) -> None:
+        """Let others hold what this call has cost, if it ran alone and has ended. The caller holds the lock.
 
         If it did not succeed, and nothing is known of what such a call costs, the next one runs alone.
         """
+        if call not in self.first_calls:
+            return
         worst = self.worst_case["llm"]
         is_known = has_succeeded or worst.cost > 0
         shared = self.ledger.unhinted
-        if shared is not None and shared.first is self.first_call:
+        if shared is not None and call in shared.first_calls:
             shared.is_unknown = shared.is_unknown and not is_known
-            shared.first = None
+            shared.first_calls = tuple(each for each in shared.first_calls if each is not call)
         if is_known:
             known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens)
             self.worst_case = {**self.worst_case, "llm": known}
-        self.first_call = None  # last: if a signal handler raises before, all of this is done again
+        # Last: if a signal handler raises before, all of this is done again.
+        self.first_calls = tuple(each for each in self.first_calls if each is not call)
 
     def keep_result(self, record: CallRecord, value: Any) -> None:
         """Keep the first result of the run. The caller holds the lock."""

@@ -7,9 +7,9 @@ ones under the same lock and wakes them. A cancel, a time limit and `max_wait_s`
 
 **Calls of unknown cost.** Without a hint, a model call holds the most that one of the run has cost so far. Before one
 has succeeded, or failed with a bill, that is nothing, so under a money limit these calls run one at a time until then.
-What the running one calls itself is exempt. Runs that share the ceiling of a ledger share this too: their calls hold
-the most that one of any run has cost, and run one at a time until the first of all has ended so. So do runs that share
-an account in a store, which decides that itself (`containment.tickets`).
+What the running one calls itself does not wait for it, but runs one at a time too. Runs that share the ceiling of a
+ledger share this too: their calls hold the most that one of any run has cost, and run one at a time until the first of
+all has ended so. So do runs that share an account in a store, which decides that itself (`containment.tickets`).
 
 **Steps.** A step that takes nothing starts whether or not calls wait. A step whose call waits keeps its slot of the
 graph's concurrency limit and the node that it uses exclusively: it has started, and `max_parallel=1` promises that no
@@ -49,8 +49,8 @@ not known."""
 
 ON_A_LOOP = "; a sync call cannot wait for other calls on an event loop: await its async twin (allm, atool, acall_…)"
 ONE_AT_A_TIME = (
-    "the cost of model calls of this run is not known until one has ended, and under a money limit they run one at a "
-    "time until then; pass a cost hint"
+    "the cost of model calls of this run is not known until one has succeeded, and under a money limit they run one at "
+    "a time until then; pass a cost hint"
 )
 IN_ORDER = "calls that came earlier wait for room in the same budget"
 
@@ -100,19 +100,19 @@ class CallWaiter(Waiter):
         if spec.hold_nanos is not None or spec.kind != "llm":
             return None
         shared, root = run.ledger.unhinted, run.ledger.root
-        first = run.first_call if run.worst_case["llm"].is_unknown else None
-        if first is None and shared is not None and accounts.has_cost_limit(root):
-            first = shared.first
-        if first is None or not accounts.has_cost_limit(self.account):
+        first = run.first_calls if run.worst_case["llm"].is_unknown else ()
+        if shared is not None and shared.is_unknown and accounts.has_cost_limit(root):
+            first += shared.first_calls
+        if not first or not accounts.has_cost_limit(self.account):
             return None
-        return None if self._is_under(first) else first
+        return next((call for call in first if not self._is_under(call)), None)
 
     def was_taken(self) -> bool:
         return self.call.state == "held"
 
     def entered(self) -> None:
         if self.spec.hold_nanos is None and self.spec.kind == "llm":
-            self.call.context._run.begin_first_call(self.call)
+            self.call.context._run.begin_first_call(self.call, self._is_under)
 
     def refusal(self, now_ns: int) -> Stop:
         if self.waits_for() is None:
@@ -237,10 +237,14 @@ def holds_above(call: Call) -> Collection[Taken]:
     """Return the calls that this one is part of, as far as others wait for them: they hold something, or run alone."""
     above, outer = [], _enclosing(call)
     while outer is not None:
-        if outer.state == "held" and (outer._held_cost or outer._held_tokens or outer is outer.context._run.first_call):
+        if outer.state == "held" and (outer._held_cost or outer._held_tokens or _runs_alone(outer)):
             above.append(outer)
         outer = _enclosing(outer)
     return above
+
+
+def _runs_alone(call: Call) -> bool:
+    return call in call.context._run.first_calls
 
 
 def join(

@@ -105,6 +105,20 @@ class UnhintedTests(WaitingTests):
         assert isinstance(self.join_unhinted("other", under="second"), Waiting), "that one does not hold"
         assert set(self.store.queued()) == {"second", "third", "other"}
 
+    def test_what_runs_under_an_unhinted_call_runs_one_at_a_time_too(self) -> None:
+        self.first_and_waiting()
+        assert self.unhinted("child", under="first") is None
+        for key in ("sibling", "last"):
+            assert isinstance(self.join_unhinted(key, under="first"), Waiting)
+        assert self.unhinted("grandchild", under="child") is None
+        self.store.withdraw("grandchild")
+        self.store.release("child")
+        assert self.store.renew("sibling") is None, "the one before it failed, and the outer one still runs"
+        assert set(self.store.queued()) == {"second", "third", "last"}
+        self.store.settle("sibling", Amounts(20))
+        assert set(self.store.held()) == {"first", "second", "third", "last"}, "what one costs is known now"
+        assert {self.held_nanos(key) for key in ("second", "third", "last")} == {20}
+
     def test_the_next_one_runs_alone_when_one_ends_without_a_bill(self) -> None:
         for name, end in self.endings().items():
             if name == "settle":
