@@ -40,6 +40,7 @@ class Checked:
     def look(self) -> None:
         account = self.run._account
         assert all(level.committed <= level.max_cost for level in levels_of(account))
+        assert all(level.tokens_committed <= level.max_tokens for level in levels_of(account))
         assert account.held >= 0
         self.most = max(self.most, account.committed)
 
@@ -95,19 +96,24 @@ def test_inv_20_calls_of_unknown_cost_pass_no_ceiling_although_the_first_ones_fa
 
 
 async def _unknown(chance: random.Random) -> None:
-    """Calls without a hint at ten cents each; some make several such calls at once."""
-    limit_usd = chance.randint(1, 10) / 10
+    """Calls without a hint at ten cents, or of ten tokens, each; some make several such calls at once."""
+    most, counts_tokens = chance.randint(1, 10) * 10, chance.random() < 0.3
+    limit: dict[str, Any] = {"max_tokens": most} if counts_tokens else {"max_cost_usd": most / 100}
+    part_of_it = Budget(max_tokens=30) if counts_tokens else Budget(max_cost_dollars=0.3)
+    used: dict[str, Any] = {"output_tokens": 10} if counts_tokens else {"cost_usd": 0.1}
     if chance.random() < 0.5:
-        runs = [make_run(max_cost_usd=limit_usd)]
+        runs = [make_run(**limit)]
     else:
         clock = make_run()._run.clock
-        team = Ledger("team", Budget(max_cost_dollars=limit_usd), clock=clock)
+        team = Ledger(
+            "team", Budget(max_tokens=most) if counts_tokens else Budget(max_cost_dollars=most / 100), clock=clock
+        )
         runs = [make_run(ledger=team) for _ in range(3)]
     checked = [Checked(run) for run in runs]
     failing = chance.choice([0.1, 0.5, 0.9])
 
     async def call(run: ExecutionContext, depth: int) -> None:
-        place = chance.choice([run, run, run.spawn_child("child", budget=Budget(max_cost_dollars=0.3))])
+        place = chance.choice([run, run, run.spawn_child("child", budget=part_of_it)])
         makes_calls = depth > 0 and chance.random() < 0.5
 
         async def work() -> None:
@@ -119,12 +125,13 @@ async def _unknown(chance: random.Random) -> None:
                     for _ in range(4):
                         group.create_task(call(chance.choice(runs), depth - 1))
             else:
-                place.report(cost_usd=0.1)
+                place.report(**used)
             for each in checked:
                 each.look()
 
         make = place.atool if makes_calls and chance.random() < 0.3 else place.allm
-        await make(work, timeout_s=chance.choice([None, None, 2]))
+        hint_usd = 0.01 if counts_tokens and chance.random() < 0.5 else None
+        await make(work, cost_hint_usd=hint_usd, timeout_s=chance.choice([None, None, 2]))
 
     tasks = [asyncio.ensure_future(call(chance.choice(runs), 2)) for _ in range(chance.randint(2, 12))]
     await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), MAX_TIME_S)

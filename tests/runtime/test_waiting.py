@@ -562,6 +562,42 @@ def test_calls_of_unknown_cost_run_one_at_a_time_until_the_cost_of_one_is_known(
     assert most == 1
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["one run", "runs of one ledger"])
+@pytest.mark.parametrize("hint_usd", [None, 0.01])
+def test_under_a_token_limit_model_calls_run_one_at_a_time_until_the_tokens_of_one_are_known(
+    hint_usd: float | None, shared: bool
+) -> None:
+    async def main(run: ExecutionContext) -> None:
+        team = Ledger("team", Budget(max_tokens=1_000), clock=run._run.clock)
+        runs = [contain(ledger=team) if shared else run for _ in range(16)]
+        calls = iter(range(16))
+
+        async def ask(place: ExecutionContext) -> None:
+            await asyncio.sleep(1)
+            if next(calls) == 0:
+                raise ValueError("broken")
+            place.report(input_tokens=400, output_tokens=100)
+
+        asking = (place.allm(partial(ask, place), cost_hint_usd=hint_usd) for place in runs)
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        total = team.balance() if shared else run.balance
+        assert total.tokens_in + total.tokens_out == 1_000
+        assert [type(outcome).__name__ for outcome in outcomes].count("BudgetExceededError") == 13
+
+    simulate(main, max_tokens=1_000)
+
+
+def test_tools_do_not_wait_under_a_token_limit_and_nor_do_calls_without_one() -> None:
+    for kind, limits in (("allm", {"max_cost_usd": 100}), ("atool", {"max_tokens": 1_000})):
+
+        async def main(run: ExecutionContext, kind: str = kind) -> None:
+            calls = (getattr(run, kind)(lambda: asyncio.sleep(1), cost_hint_usd=1) for _ in range(5))
+            await asyncio.gather(*calls)
+
+        run, _ = simulate(main, **limits)
+        assert waits(run) == []
+
+
 def test_without_a_money_limit_and_for_tools_calls_of_unknown_cost_do_not_wait() -> None:
     for kind, limits in (("allm", {"max_steps": 100}), ("atool", {"max_cost_usd": 1})):
 

@@ -140,6 +140,7 @@ def test_the_bill_of_an_error_that_passes_through_outer_calls_is_counted_once() 
         with pytest.raises(Billed):
             run.tool(lambda: run.llm(lambda: run.llm(breaks)))
         assert run.balance.spent_usd == 0.10
+    with contain() as run:
         with pytest.raises(ConnectionResetError):
             run.llm(lambda: run.llm(unbilled))
         assert run.get_snapshot().unknown_costs == 1

@@ -509,6 +509,11 @@ def has_cost_limit(account: Account) -> bool:
     return any(level.max_cost < UNLIMITED for level in levels_of(account))
 
 
+def has_token_limit(account: Account) -> bool:
+    """Whether the account or an ancestor has a limit on tokens."""
+    return any(level.max_tokens < UNLIMITED for level in levels_of(account))
+
+
 def tokens_left(account: Account) -> int:
     """Return the largest number of tokens that could be held if all holds were released."""
     return max(0, min(map(_tokens_left_here, levels_of(account))))

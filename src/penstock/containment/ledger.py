@@ -36,13 +36,15 @@ class UnhintedCalls:
     A run that has a ledger of its own knows all of them itself.
     """
 
-    __slots__ = ("first_calls", "is_unknown", "most_cost", "most_tokens")
+    __slots__ = ("first_calls", "is_unknown", "most_cost", "most_tokens", "tokens_unknown")
 
     def __init__(self) -> None:
         self.first_calls: tuple[Taken, ...] = ()
         """The one that runs alone, until it ends; then one that it made, and so on."""
         self.is_unknown = True
         """Whether none has succeeded or was billed: under a ceiling of money, they run one at a time until then."""
+        self.tokens_unknown = True
+        """Whether none has succeeded or used tokens: the same under a ceiling of tokens."""
         self.most_cost = 0
         """The most that one has cost."""
         self.most_tokens = 0

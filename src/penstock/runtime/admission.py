@@ -83,7 +83,13 @@ def admit(
         refused: Stop | None
         if cancelled is not None and cancelled.stop.reason is StopReason.ABORTED:
             refused = cancelled.stop
-        elif run.queues or (hold_nanos is None and kind == "llm" and (worst.is_unknown or run.ledger.unhinted)):
+        elif run.queues or (
+            kind == "llm"
+            and (
+                (spec.hold_tokens is None and (worst.tokens_unknown or run.ledger.unhinted))
+                or (hold_nanos is None and (worst.is_unknown or run.ledger.unhinted))
+            )
+        ):
             refused = take_or_wait(call, spec, args, attempt, now_ns, waits, reclamp)
         else:
             cost = worst.cost if hold_nanos is None else hold_nanos
@@ -241,8 +247,8 @@ def refuse(call: Call, stop: Stop, decision: Decision = Decision.HALT, hook: str
             accounts.withdraw(call)
         elif call.state == "unresolved":
             accounts.release(call)
-        if run.first_calls:
-            run.end_first_call(call, has_succeeded=False)
+        if call in run.first_calls:
+            run.end_first_call(call, call.hinted, has_succeeded=False)
         mark_stopped(record, stop)
         run.graph.end(record, now_ns, "halt", stop_reason=str(stop))
         record.owner = None

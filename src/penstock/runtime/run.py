@@ -190,13 +190,22 @@ class WorstCase:
     learned nothing share theirs.
     """
 
-    __slots__ = ("api_calls", "cost", "is_unknown", "model", "tokens")
+    __slots__ = ("api_calls", "cost", "is_unknown", "model", "tokens", "tokens_unknown")
 
     def __init__(
-        self, api_calls: int, model: str | None = None, cost: int = 0, tokens: int = 0, is_unknown: bool = False
+        self,
+        api_calls: int,
+        model: str | None = None,
+        cost: int = 0,
+        tokens: int = 0,
+        is_unknown: bool = False,
+        tokens_unknown: bool = False,
     ) -> None:
         self.is_unknown = is_unknown
-        """Whether no model call has succeeded or was billed: under a money limit, they run one at a time until then."""
+        """Whether no model call without a hint has succeeded or was billed: under a money limit, they run one at a time
+        until then."""
+        self.tokens_unknown = tokens_unknown
+        """Whether none has succeeded or used tokens: the same under a token limit."""
         self.cost = cost
         self.tokens = tokens
         self.api_calls = api_calls
@@ -205,7 +214,7 @@ class WorstCase:
 
 
 NOTHING_LEARNED: Mapping[CallKind, WorstCase] = {
-    "llm": WorstCase(1, is_unknown=True),
+    "llm": WorstCase(1, is_unknown=True, tokens_unknown=True),
     "tool": WorstCase(0),
     "system": WorstCase(0),
 }
@@ -229,6 +238,7 @@ class Run:
         "guarded",
         "id",
         "incomplete",
+        "is_learning",
         "journal",
         "last_failure",
         "ledger",
@@ -285,6 +295,8 @@ class Run:
         """Its queues; empty while no call waits."""
         self.first_calls: tuple[Taken, ...] = ()
         """The model call of unknown worst case that runs alone, until it ends; then one that it made, and so on."""
+        self.is_learning = True
+        """Whether the end of a model call may show what such calls use."""
         self.settings = settings = settings or DEFAULT_SETTINGS
         self.graph = ExecutionGraph(
             self.id, clock=clock, lock=ledger.lock, source=source, max_kept=settings.max_kept_calls
@@ -310,7 +322,7 @@ class Run:
         self.observers: Observers | None = None
         self.worst_case = NOTHING_LEARNED
         if metadata.model is not None:
-            self.worst_case = {**NOTHING_LEARNED, "llm": WorstCase(1, metadata.model, is_unknown=True)}
+            self.worst_case = {**NOTHING_LEARNED, "llm": WorstCase(1, metadata.model, 0, 0, True, True)}
         self.demands_price = settings.strict or self.prices.unknown == "refuse"
         """Whether a call without a hint may be refused for its price."""
         self.checks_calls = self.guarded or self.demands_price
@@ -355,45 +367,49 @@ class Run:
         """Raise the worst case of that kind to this usage. The caller holds the lock."""
         worst = self.worst_case[kind]
         more = WorstCase(
-            worst.api_calls, worst.model, max(worst.cost, cost), max(worst.tokens, tokens), worst.is_unknown
+            worst.api_calls,
+            worst.model,
+            max(worst.cost, cost),
+            max(worst.tokens, tokens),
+            worst.is_unknown,
+            worst.tokens_unknown,
         )
         self.worst_case = {**self.worst_case, kind: more}
         shared = self.ledger.unhinted
         if shared is not None and kind == "llm":
             shared.most_cost, shared.most_tokens = max(shared.most_cost, cost), max(shared.most_tokens, tokens)
 
-    def begin_first_call(self, call: Taken, is_under: Callable[[Taken], bool]) -> None:
-        """Let a model call of unknown worst case run alone, if none does, or under the one that does.
+    def begin_first_call(self, call: Taken, has_limits: bool) -> None:
+        """Let model calls whose worst case is unknown wait for this one. The caller holds the lock.
 
-        `is_under` tells whether the call was made in another one. The caller holds the lock.
+        Without limits none waits; then the end of the first one is enough to know what such a call uses.
         """
-        shared = self.ledger.unhinted
-        is_shared = shared is not None and shared.is_unknown
-        if not is_shared and not self.worst_case["llm"].is_unknown:
+        if call in self.first_calls or (self.first_calls and not has_limits):
             return
-        if call not in self.first_calls and (not self.first_calls or is_under(self.first_calls[-1])):
-            if shared is not None and is_shared and (not shared.first_calls or is_under(shared.first_calls[-1])):
-                shared.first_calls = (*shared.first_calls, call)
-            self.first_calls = (*self.first_calls, call)
+        shared = self.ledger.unhinted
+        if shared is not None:
+            shared.first_calls = (*shared.first_calls, call)
+        self.first_calls = (*self.first_calls, call)
+        self.is_learning = True
 
-    def end_first_call(self, call: Taken, has_succeeded: bool) -> None:
-        """Let others hold what this call has cost, if it ran alone and has ended. The caller holds the lock.
+    def end_first_call(self, call: Taken, is_hinted: bool, has_succeeded: bool) -> None:
+        """Let other model calls hold what this one has used, now that it has ended. The caller holds the lock.
 
-        If it did not succeed, and nothing is known of what such a call costs, the next one runs alone.
+        If it did not succeed, and nothing is known of what such a call uses, the next one runs alone.
         """
-        if call not in self.first_calls:
-            return
-        worst = self.worst_case["llm"]
-        is_known = has_succeeded or worst.cost > 0
-        shared = self.ledger.unhinted
-        if shared is not None and call in shared.first_calls:
-            shared.is_unknown = shared.is_unknown and not is_known
+        worst, shared = self.worst_case["llm"], self.ledger.unhinted
+        is_unknown = worst.is_unknown and worst.cost == 0 and (is_hinted or not has_succeeded)
+        tokens_unknown = worst.tokens_unknown and worst.tokens == 0 and not has_succeeded
+        if shared is not None:
+            shared.is_unknown = shared.is_unknown and is_unknown
+            shared.tokens_unknown = shared.tokens_unknown and tokens_unknown
             shared.first_calls = tuple(each for each in shared.first_calls if each is not call)
-        if is_known:
-            known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens)
+        if (is_unknown, tokens_unknown) != (worst.is_unknown, worst.tokens_unknown):
+            known = WorstCase(worst.api_calls, worst.model, worst.cost, worst.tokens, is_unknown, tokens_unknown)
             self.worst_case = {**self.worst_case, "llm": known}
         # Last: if a signal handler raises before, all of this is done again.
         self.first_calls = tuple(each for each in self.first_calls if each is not call)
+        self.is_learning = tokens_unknown or bool(self.first_calls)
 
     def keep_result(self, record: CallRecord, value: Any) -> None:
         """Keep the first result of the run. The caller holds the lock."""

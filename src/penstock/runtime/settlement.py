@@ -128,7 +128,7 @@ def succeed(call: Call, value: Any) -> None:
         if not ended:
             run.graph.settle_late(record, now_ns, cost, tokens_in, tokens_out)
         record.owner = None
-        if run.queues or run.first_calls:  # after the end: what only this call kept running may be stuck now
+        if run.queues or run.is_learning:  # after the end: what only this call kept running may be stuck now
             _let_others_go(call, now_ns, True)
         lock.release()
     except BaseException:
@@ -163,8 +163,8 @@ def succeed(call: Call, value: Any) -> None:
 def _let_others_go(call: Call, now_ns: int, has_succeeded: bool) -> None:
     """Admit the calls that waited for this one. The caller holds the lock."""
     run = call.context._run
-    if run.first_calls:
-        run.end_first_call(call, has_succeeded)
+    if run.is_learning and (call in run.first_calls or (has_succeeded and call.record.kind == "llm")):
+        run.end_first_call(call, call.hinted, has_succeeded)
     if run.queues:
         run.room.changed(now_ns)
 
@@ -474,7 +474,7 @@ def _end_unsuccessful(
         if call.stream is not None and (status == "halt" or isinstance(error, StepTimeout)):
             run.keep_incomplete(record, call.stream())
     record.owner = None
-    if run.queues or run.first_calls:
+    if run.queues or run.is_learning:
         _let_others_go(call, now_ns, False)
 
 
@@ -533,7 +533,7 @@ def leave_running(run: Run, record: CallRecord, now_ns: int, why: str, stop: Sto
         run.keep_incomplete(record, call.stream())
     if held is not None:
         _leave_unresolved(run, held, why, now_ns)
-        if run.queues or run.first_calls:
+        if run.queues or run.is_learning:
             _let_others_go(held, now_ns, False)
         if run.shared is not None:
             note_end(run.shared, held)

@@ -9,7 +9,8 @@ ones under the same lock and wakes them. A cancel, a time limit and `max_wait_s`
 has succeeded, or failed with a bill, that is nothing, so under a money limit these calls run one at a time until then.
 What the running one calls itself does not wait for it, but runs one at a time too. Runs that share the ceiling of a
 ledger share this too: their calls hold the most that one of any run has cost, and run one at a time until the first of
-all has ended so. So do runs that share an account in a store, which decides that itself (`containment.tickets`).
+all has ended so. So do runs that share an account in a store, which decides that itself (`containment.tickets`). The
+same holds for tokens, which have no hint, under a token limit; a store does not know of that.
 
 **Steps.** A step that takes nothing starts whether or not calls wait. A step whose call waits keeps its slot of the
 graph's concurrency limit and the node that it uses exclusively: it has started, and `max_parallel=1` promises that no
@@ -30,10 +31,11 @@ from typing import Any, Literal
 
 from penstock.containment import accounts
 from penstock.containment.accounts import Account, Taken
+from penstock.containment.ledger import UnhintedCalls
 from penstock.containment.waiting import Waiter
 from penstock.runtime.call import Call, CallSpec
 from penstock.runtime.cancellation import call_on, drain_cancel, translate_cancel
-from penstock.runtime.run import Run
+from penstock.runtime.run import Run, WorstCase
 from penstock.stops import Stop, StopReason
 from penstock.tracing.events import CallWaiting
 from penstock.tracing.record import CallRecord
@@ -89,30 +91,44 @@ class CallWaiter(Waiter):
         if self.reclamp is None or not self.number:  # what was clamped while it waited stays so
             worst, shared = run.worst_case[spec.kind], run.ledger.unhinted
             cost, tokens = worst.cost, worst.tokens
-            if shared is not None and spec.kind == "llm" and accounts.has_cost_limit(run.ledger.root):
-                cost, tokens = max(cost, shared.most_cost), max(tokens, shared.most_tokens)
+            if shared is not None and spec.kind == "llm":
+                if accounts.has_cost_limit(run.ledger.root):
+                    cost = max(cost, shared.most_cost)
+                if accounts.has_token_limit(run.ledger.root):
+                    tokens = max(tokens, shared.most_tokens)
             self.cost = cost if spec.hold_nanos is None else spec.hold_nanos
             self.tokens = tokens if spec.hold_tokens is None else spec.hold_tokens
 
     def waits_for(self) -> Taken | None:
         self.estimate()
-        run, spec = self.call.context._run, self.spec
-        if spec.hold_nanos is not None or spec.kind != "llm":
-            return None
-        shared, root = run.ledger.unhinted, run.ledger.root
-        first = run.first_calls if run.worst_case["llm"].is_unknown else ()
-        if shared is not None and shared.is_unknown and accounts.has_cost_limit(root):
+        run = self.call.context._run
+        shared = run.ledger.unhinted
+        first: tuple[Taken, ...] = ()
+        if run.first_calls and self._must_know(run.worst_case["llm"], self.account):
+            first = run.first_calls
+        if shared is not None and shared.first_calls and self._must_know(shared, run.ledger.root):
             first += shared.first_calls
-        if not first or not accounts.has_cost_limit(self.account):
-            return None
         return next((call for call in first if not self._is_under(call)), None)
+
+    def _must_know(self, known: WorstCase | UnhintedCalls, account: Account) -> bool:
+        """Whether an amount that this call may use is unknown, and limited at the account."""
+        spec = self.spec
+        if spec.kind != "llm":
+            return False
+        if known.is_unknown and spec.hold_nanos is None and accounts.has_cost_limit(account):
+            return True
+        return known.tokens_unknown and spec.hold_tokens is None and accounts.has_token_limit(account)
 
     def was_taken(self) -> bool:
         return self.call.state == "held"
 
     def entered(self) -> None:
-        if self.spec.hold_nanos is None and self.spec.kind == "llm":
-            self.call.context._run.begin_first_call(self.call, self._is_under)
+        run, spec = self.call.context._run, self.spec
+        worst, shared = run.worst_case["llm"], run.ledger.unhinted
+        if self._must_know(worst, self.account) or (shared is not None and self._must_know(shared, run.ledger.root)):
+            run.begin_first_call(self.call, has_limits=True)
+        elif spec.kind == "llm" and spec.hold_nanos is None and worst.is_unknown:
+            run.begin_first_call(self.call, has_limits=False)
 
     def refusal(self, now_ns: int) -> Stop:
         if self.waits_for() is None:
