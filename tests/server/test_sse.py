@@ -181,7 +181,7 @@ class Client:
         return b"".join(one.get("body", b"") for one in self.sent).decode()
 
 
-SCOPE = {"type": "http", "path": "/api/runs/r/events"}
+SCOPE: dict[str, Any] = {"type": "http", "path": "/api/runs/r/events", "headers": []}
 
 
 def opened(frames: Any, streams: Streams, **options: Any) -> EventStream:

@@ -28,6 +28,7 @@ from penstock.hosting.event_data import LAST_EVENTS
 from penstock.hosting.ports import ENDED, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import UNREADABLE, ApiError, api_error, fault_location
+from penstock.server.guards import accepts_gzip
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.unavailable import public
@@ -360,27 +361,33 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         media_type: str = "text/event-stream",
         reports_shutdown: bool = False,
-        is_compressed: bool = False,
+        may_compress: bool = True,
     ) -> None:
         """Create the response; `on_disconnect` is called if the client disconnects before the frames end.
 
-        With `reports_shutdown`, the frames themselves end when the server closes, such as by `with_heartbeats`. A
-        compressed stream is gzip, flushed after each chunk, so that a client decodes it as it arrives.
+        With `reports_shutdown`, the frames themselves end when the server closes, such as by `with_heartbeats`.
+        Events are compressed for clients that accept gzip, unless `may_compress` is false; what is no event stream is
+        compressed like every other response.
         """
         self.status_code = 200
         self.background = None
         self.media_type = media_type
-        encoding = {"Content-Encoding": "gzip"} if is_compressed else {}
-        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **encoding, **(headers or {})})
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._frames = frames
         self._streams = streams
         self._user = user.name
         self._on_disconnect = on_disconnect
         self._reports_shutdown = reports_shutdown
-        self._gzip = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW, GZIP_MEMORY) if is_compressed else None
+        self._gzip: zlib._Compress | None = None
+        self._may_compress = may_compress and media_type == "text/event-stream"
+        if self._may_compress:
+            self.headers["Vary"] = "Accept-Encoding"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._may_compress and accepts_gzip(scope):
+            self._gzip = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW, GZIP_MEMORY)
+            self.headers["Content-Encoding"] = "gzip"
         try:
             await cancel_on_disconnect(receive, self._send_all(send))
             return
@@ -419,5 +426,6 @@ class EventStream(Response):
 
     def _body(self, content: bytes) -> dict[str, Any]:
         if self._gzip is not None:
+            # Flushed after each chunk, so that a client decodes it as soon as it arrives.
             content = self._gzip.compress(content) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
         return {"type": "http.response.body", "body": content, "more_body": True}

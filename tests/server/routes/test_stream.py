@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import zlib
 from typing import Any
 
-import httpx2
-
 from penstock.server.multiplex import MAX_STREAM_RUNS
-from tests.server.served import ASK, ECHO, GATE, Served, happened, listening, parse_events, parts, served, wire
+from tests.server.served import ASK, ECHO, GATE, Served, happened, listening, parse_events, served, wire
 
 
 async def ended(server: Served, owner: str = "ann") -> str:
@@ -103,29 +100,3 @@ async def test_run_that_goes_on_is_followed_with_an_ended_one_on_the_same_connec
             await client.until(b"run.completed")
             line = (await client.until(b"data: ")) + await client.until(b"}}")
     assert json.loads(line[line.index(b"data: ") + 6 :])["run_id"] == run.id
-
-
-async def test_compressed_stream_is_decoded_event_by_event_and_is_whole_when_the_server_closes() -> None:
-    async with served() as server:
-        await server.save("gate", GATE)
-        run = await server.host.submit(owner="ann", graph_id="gate")
-        await server.gate.entered.wait()
-        headers = {"Authorization": server.client("ann").headers["Authorization"], "Accept-Encoding": "gzip"}
-        query = {"runs": f"{run.id}@0"}
-        async with (
-            listening(server.app) as address,
-            httpx2.AsyncClient(base_url="http://{}:{}".format(*address), headers=headers) as client,
-            client.stream("GET", "/api/stream", params=query) as answer,
-        ):
-            assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "Accept-Encoding")
-            decoder, text = zlib.decompressobj(31), ""
-            async for piece in answer.aiter_raw():
-                text += decoder.decompress(piece).decode()
-                assert not text or text.endswith("\n\n"), "what has arrived is decoded whole"
-                if "event: call.started" in text:
-                    server.gate.opened.set()  # the stream goes on: what came before was not held back
-                if "event: run.completed" in text:
-                    parts(server.app).streams.close()
-        assert decoder.eof
-        events = [event["data"] for event in parse_events(text)]
-        assert [one["seq"] for one in events] == [*range(1, await server.stores.events.last_seq(run.id) + 1)]

@@ -17,6 +17,7 @@ from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.auth import User, format_time
 from penstock.server.caching import REVALIDATED, revalidated
 from penstock.server.errors import not_found
+from penstock.server.guards import accepts_gzip
 from penstock.server.metrics import CONTENT_TYPE
 from penstock.server.openapi import DescribedApp
 from penstock.server.schemas import (
@@ -131,7 +132,7 @@ async def documentation(request: Request) -> Response:
     """Return the documentation of this API as a page."""
     app: DescribedApp = request.app
     plain, compressed = await asyncio.to_thread(app.document) if app.documentation is None else app.documentation
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request.scope):
         return HTMLResponse(compressed, headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
     return HTMLResponse(plain)
 
@@ -159,7 +160,7 @@ async def asset(name: str, request: Request, service: Service) -> Response:
 
 
 def _ui_response(file: UiFile, request: Request, caching: str) -> Response:
-    content, headers = file.response(request.headers.get("accept-encoding", ""), caching)
+    content, headers = file.response(caching, is_compressed=accepts_gzip(request.scope))
     return Response(content, headers=headers)
 
 

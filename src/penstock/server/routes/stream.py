@@ -6,7 +6,6 @@ import re
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.server.auth import User
@@ -30,7 +29,6 @@ TopicName = Literal["runs", "approvals"]
 async def get_stream(
     service: Service,
     user: CurrentUser,
-    request: Request,
     runs: Annotated[str, Query(max_length=6_000, description="Runs to follow: `RUN@SEQ,RUN@SEQ`")] = "",
     topics: Annotated[list[TopicName] | None, Query(max_length=2, description="Lists to follow")] = None,
     types: Annotated[
@@ -61,9 +59,7 @@ async def get_stream(
             topics=[watched[topic] for topic in dict.fromkeys(topics or ())],
             follows=follow,
         )
-        is_compressed = "gzip" in request.headers.get("accept-encoding", "")
-        headers = {"Vary": "Accept-Encoding"}
-        return EventStream(frames, service.streams, user, headers=headers, is_compressed=is_compressed)
+        return EventStream(frames, service.streams, user)
 
 
 def _parse(runs: str, last_event_id: str | None) -> tuple[list[str], list[int]]:
