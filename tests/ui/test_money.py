@@ -279,6 +279,8 @@ async def test_health_models_and_settings_are_what_the_server_has(server: Server
         await page.get_by_role("button", name="Models").click()
         row = page.get_by_role("row", name="new-model")
         await expect(row).to_contain_text("not known")
+        await expect(row.get_by_role("link", name="new", exact=True)).to_have_attribute("href", "#/graphs/new")
+        await expect(page.get_by_role("row", name="lossy")).to_contain_text("$100.00")
         await page.get_by_role("button", name="Settings").click()
         daily = page.get_by_role("row", name="Daily budget of all users together")
         await expect(daily).to_contain_text("$5.00 changed")

@@ -40,7 +40,20 @@ from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import admin, approvals, audit, graphs, meta, money, people, run_views, runs, stream, tokens
+from penstock.server.routes import (
+    admin,
+    approvals,
+    audit,
+    graphs,
+    meta,
+    models,
+    money,
+    people,
+    run_views,
+    runs,
+    stream,
+    tokens,
+)
 from penstock.server.routes import chats as conversations
 from penstock.server.run_counts import RunCounts
 from penstock.server.schemas import ErrorShown
@@ -134,7 +147,7 @@ def _rest_routes() -> list[BaseRoute]:
     """Return the REST routes, cached: FastAPI resolves them at their first request, which takes 50 ms."""
     router = APIRouter(responses=RESPONSES)
     for_admins = (admin, money, tokens, audit, people)
-    for routes in (meta, graphs, runs, run_views, stream, approvals, conversations, *for_admins):
+    for routes in (meta, models, graphs, runs, run_views, stream, approvals, conversations, *for_admins):
         router.include_router(routes.router)
     return router.routes
 

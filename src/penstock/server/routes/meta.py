@@ -25,10 +25,8 @@ from penstock.server.schemas import (
     Health,
     McpServerList,
     Me,
-    ModelShown,
     NodeTypes,
     NodeTypeShown,
-    OfferedModels,
     Readiness,
     ToolList,
     UnreadableRow,
@@ -96,14 +94,6 @@ async def node_types(request: Request, service: Service) -> Response:
     found = await asyncio.to_thread(_node_types, service)
     pairs = [list(pair) for pair in STANDARD_CONVERSIONS.pairs]
     return revalidated(request, NodeTypes(node_types=found, conversions=pairs))
-
-
-@router.get("/api/models")
-async def models(service: Service) -> OfferedModels:
-    """List the models that graphs on this server can name, and whether each has a price; never keys."""
-    offered = service.host.services.get("models")
-    found = offered if isinstance(offered, Mapping) else {}
-    return OfferedModels(models=await asyncio.to_thread(_models, service, found))
 
 
 @router.get("/api/tools")
@@ -223,12 +213,6 @@ client.chat.completions.create(
 <tr><td><code>/health</code></td><td>whether the process runs; <code>/ready</code>: whether its stores work</td></tr>
 </table></body></html>
 """
-
-
-def _models(service: ServerState, offered: Mapping[str, Any]) -> list[ModelShown]:
-    names = {str(id): str(getattr(model, "name", id)) for id, model in offered.items()}
-    prices = service.host.prices
-    return [ModelShown(id=id, model=name, priced=prices.is_priced(name)) for id, name in sorted(names.items())]
 
 
 def _node_types(service: ServerState) -> list[NodeTypeShown]:
