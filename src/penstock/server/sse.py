@@ -361,13 +361,14 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         media_type: str = "text/event-stream",
         reports_shutdown: bool = False,
+        rest: Callable[[], bytes] = bytes,
         may_compress: bool = True,
     ) -> None:
         """Create the response; `on_disconnect` is called if the client disconnects before the frames end.
 
         With `reports_shutdown`, the frames themselves end when the server closes, such as by `with_heartbeats`.
-        Events are compressed for clients that accept gzip, unless `may_compress` is false; what is no event stream is
-        compressed like every other response.
+        Without it they are stopped, and `rest` returns what they have not yielded by then. Events are compressed for
+        clients that accept gzip, unless `may_compress` is false; other types are left to the middleware.
         """
         self.status_code = 200
         self.background = None
@@ -379,6 +380,8 @@ class EventStream(Response):
         self._user = user.name
         self._on_disconnect = on_disconnect
         self._reports_shutdown = reports_shutdown
+        self._rest = rest
+        self._is_sending = False
         self._gzip: zlib._Compress | None = None
         self._may_compress = may_compress and media_type == "text/event-stream"
         if self._may_compress:
@@ -408,13 +411,18 @@ class EventStream(Response):
                 closing = asyncio.ensure_future(self._streams.closing().wait())
                 if sending in await first_done(sending, closing):
                     sending.result()
+                # After a send that was interrupted, the client may lack events: the rest must not follow them.
+                elif not self._is_sending and (rest := self._rest()):
+                    await send(self._body(rest))
         last = b"" if self._gzip is None else self._gzip.flush()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_frames(self, send: Send) -> None:
         try:
             async for content in self._frames:
+                self._is_sending = True
                 await send(self._body(content))
+                self._is_sending = False
                 # If neither await suspends, yield here, so that other tasks and the disconnect watcher run.
                 await asyncio.sleep(0)
         except PenstockError as error:

@@ -85,6 +85,18 @@ describe("one connection for everything that is watched", () => {
     assert.deepEqual([early.got, late.got], [[3], [1, 2, 3]]);
   });
 
+  test("gives a page that is inside a joined text only the texts after its own position", async () => {
+    const server = new Server();
+    const hub = new Hub(server);
+    const [early, late] = [follower("a", 2), follower("a")];
+    hub.add(early.subscription);
+    hub.add(late.subscription);
+    await settled();
+    assert.match(server.now.path, /&coalesce_ms=50$/);
+    server.now.frames([{ ...event("a", 4), data: { text: "abcd" }, joined: [[3, 1], [2, 1], [1, 1], [0, 1]] }]);
+    assert.deepEqual([early.got, late.got], [[3, 4], [1, 2, 3, 4]]);
+  });
+
   test("delivers every event once and in order, however connections break and pages come and go", async () => {
     const step = fc.oneof(
       fc.record({ does: fc.constant("send" as const), run: fc.constantFrom("a", "b"), count: fc.integer({ min: 1, max: 5 }) }),

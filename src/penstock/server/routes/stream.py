@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
-from penstock.server.multiplex import MAX_STREAM_RUNS, Topic, follow_many
+from penstock.server.multiplex import MAX_STREAM_RUNS, Changes, Multiplex, Topic
 from penstock.server.schemas import ApprovalShown, RunSummary
 from penstock.server.sse import EventStream, framed
 from penstock.server.state import KNOWN_QUERY, CurrentUser, ServerState, Service
@@ -21,6 +21,8 @@ LISTED = 50
 """Number of the newest runs, and of the oldest open approvals, that a topic covers."""
 RUN = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._:-]{0,99})@(?P<seq>[0-9]{1,15})")
 EXPECTED = "ids of runs, each followed by @ and the number of the last event seen, such as `RUN@0`, separated by commas"
+
+MAX_COALESCE_MS = 1_000
 
 TopicName = Literal["runs", "approvals"]
 
@@ -36,6 +38,14 @@ async def get_stream(
         Query(max_length=50, description="Only events of these types"),
     ] = None,
     follow: Annotated[bool, Query(description="With false, end when everything there is was sent")] = True,
+    coalesce_ms: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=MAX_COALESCE_MS,
+            description="Join texts of one node that come within this time into one event, with its pieces in `joined`",
+        ),
+    ] = 0,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,15}(,[0-9]{1,15})*$")] = None,
 ) -> EventStream:
     """Stream the events of several runs and the changes of lists; reconnect with the id of the last event received.
@@ -48,9 +58,12 @@ async def get_stream(
         raise ApiError(422, "name at least one run in `runs`, or a topic: runs, approvals", path="query.runs")
     for run_id, place in zip(ids, places, strict=True):
         await _check(service, user, run_id, place)
-    watched: dict[TopicName, Topic] = {"runs": _run_list(service, user), "approvals": _approval_list(service, user)}
+    watched: dict[TopicName, Topic] = {
+        "runs": Topic(_run_list(service, user)),
+        "approvals": Topic(_approval_list(service, user)),
+    }
     with service.streams.place(user.name):
-        frames = follow_many(
+        multiplex = Multiplex(
             service.stores,
             ids,
             places,
@@ -58,8 +71,9 @@ async def get_stream(
             types=frozenset(types or ()),
             topics=[watched[topic] for topic in dict.fromkeys(topics or ())],
             follows=follow,
+            coalesce_s=coalesce_ms / 1_000,
         )
-        return EventStream(frames, service.streams, user)
+        return EventStream(multiplex.frames(), service.streams, user, rest=multiplex.rest)
 
 
 def _parse(runs: str, last_event_id: str | None) -> tuple[list[str], list[int]]:
@@ -90,7 +104,7 @@ async def _check(service: ServerState, user: User, run_id: str, place: int) -> N
         raise ApiError(422, message, path="query.runs", details=[{"run_id": run_id, "last_seq": newest}])
 
 
-def _run_list(service: ServerState, user: User) -> Topic:
+def _run_list(service: ServerState, user: User) -> Changes:
     owner, known = None if user.is_admin else user.name, dict[str, Any]()
 
     async def changes() -> bytes:
@@ -108,7 +122,7 @@ def _run_list(service: ServerState, user: User) -> Topic:
     return changes
 
 
-def _approval_list(service: ServerState, user: User) -> Topic:
+def _approval_list(service: ServerState, user: User) -> Changes:
     owner, known = None if user.is_admin else user.name, list[Any]()
 
     async def changes() -> bytes:
