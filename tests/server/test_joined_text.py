@@ -211,11 +211,13 @@ async def test_rest_is_what_was_not_sent_when_the_server_closes() -> None:
             await asyncio.Event().wait()
         return b""
 
-    stream = multiplex(stores, [0], topics=[Topic(changes, interval_s=0)])
+    topic = Topic(changes)
+    stream = multiplex(stores, [0], topics=[topic])
     async with aclosing(stream.frames()) as frames:
         await anext(frames)
         await append(stores, piece("a"))
         await anext(frames)
+        topic.due_s = 0.0
         coming = asyncio.ensure_future(anext(frames))
         await append(stores, piece("b"), ("budget", {}))  # framed, but not yielded: the topic does not answer
         await blocked.wait()

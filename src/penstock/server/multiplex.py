@@ -20,6 +20,8 @@ from penstock.server.sse import CHUNK_BYTES, HEARTBEAT, PAGE, RETRY_MS, LogStore
 
 MAX_STREAM_RUNS = 50
 """Maximum number of runs on one stream."""
+POLL_INTERVAL_S = 1.0
+"""Interval at which lists are read that do not change."""
 
 Changes = Callable[[], Awaitable[bytes]]
 """Reads a list and returns frames of its changes since the last reading; empty if there are none."""
@@ -30,7 +32,8 @@ class Topic:
     """A list that is read at intervals."""
 
     changes: Changes
-    interval_s: float = 1.0
+    after_change_s: float = POLL_INTERVAL_S
+    """Time until it is read again after a change; the shortest between two changes."""
     due_s: float = 0.0
     """When to read it next, on the clock of the event loop."""
 
@@ -90,9 +93,9 @@ class Multiplex:
             self._flush_due()
             for topic in self._topics:
                 if self._loop.time() >= topic.due_s:
-                    topic.due_s = self._loop.time() + topic.interval_s
                     changes = await topic.changes()
                     self._chunk += changes
+                    topic.due_s = self._loop.time() + (topic.after_change_s if changes else POLL_INTERVAL_S)
             if not self._chunk and self._loop.time() - sent_s >= self._heartbeat_s:
                 self._chunk += HEARTBEAT
             if self._chunk:

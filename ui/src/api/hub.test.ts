@@ -205,11 +205,16 @@ describe("one connection for everything that is watched", () => {
   test("reports that a list has changed, to those who watch it", async () => {
     const server = new Server();
     const hub = new Hub(server);
-    const heard: string[] = [];
-    for (const topic of ["runs", "approvals"] as const) hub.add({ run: null, topic, seq: 0, tell: () => heard.push(topic) });
+    const heard: [string, News][] = [];
+    for (const topic of ["runs", "approvals", "budgets"] as const) {
+      hub.add({ run: null, topic, seq: 0, tell: (news) => heard.push([topic, news]) });
+    }
     await settled();
-    assert.match(server.now.path, /topics=runs&topics=approvals/);
-    server.now.frames([{ type: "run.summary", run: {} }, { type: "run.summary", run: {} }]);
-    assert.deepEqual(heard, ["runs"]);
+    assert.match(server.now.path, /topics=runs&topics=approvals&topics=budgets$/);
+    server.now.frames([{ type: "run.summary", run: {} }, { type: "run.summary", run: { id: "r" } }]);
+    server.now.frames([{ type: "budgets.day", day: "2026-11-18", budgets: [] }]);
+    const runs = { kind: "changed" as const, latest: { type: "run.summary", run: { id: "r" } } };
+    const budgets = { kind: "changed" as const, latest: { type: "budgets.day", day: "2026-11-18", budgets: [] } };
+    assert.deepEqual(heard, [["runs", runs], ["budgets", budgets]]);
   });
 });

@@ -9,11 +9,12 @@ import { takenApart, type Joined } from "./joined.ts";
 import { ApiError } from "./request.ts";
 import type { EventShown } from "./types.ts";
 
-export type Topic = "runs" | "approvals";
+export type Topic = "runs" | "approvals" | "budgets";
 
 export type News =
   | { kind: "events"; events: EventShown[] }
-  | { kind: "changed" }
+  /** A list has changed; `latest` is the newest event about it. */
+  | { kind: "changed"; latest: unknown }
   | { kind: "open" }
   | { kind: "lost"; message: string; status: number };
 
@@ -46,7 +47,7 @@ const LONGEST_PAUSE_MS = 4_000;
 const COALESCE_MS = 50;
 /** Changes of what is watched within this time make one new connection. */
 const SETTLE_MS = 20;
-const NAMES: Record<string, Topic> = { "run.summary": "runs", "approvals.open": "approvals" };
+const NAMES: Record<string, Topic> = { "run.summary": "runs", "approvals.open": "approvals", "budgets.day": "budgets" };
 
 export class Hub {
   private readonly transport: Transport;
@@ -125,11 +126,11 @@ export class Hub {
 
   private deliver(frames: Frame[]): void {
     const byRun = new Map<string, EventShown[]>();
-    const changed = new Set<Topic>();
+    const changed = new Map<Topic, unknown>();
     for (const frame of frames) {
       const { run_id, joined, ...event } = frame;
       const topic = NAMES[frame.type];
-      if (topic && run_id === undefined) changed.add(topic);
+      if (topic && run_id === undefined) changed.set(topic, event);
       else if (run_id !== undefined) {
         const events = byRun.get(run_id) ?? [];
         byRun.set(run_id, events);
@@ -138,7 +139,9 @@ export class Hub {
       }
     }
     for (const subscription of [...this.subscriptions]) {
-      if (subscription.topic !== null && changed.has(subscription.topic)) subscription.tell({ kind: "changed" });
+      if (subscription.topic !== null && changed.has(subscription.topic)) {
+        subscription.tell({ kind: "changed", latest: changed.get(subscription.topic) });
+      }
       const events = (subscription.run !== null && byRun.get(subscription.run)?.filter(({ seq }) => seq > subscription.seq)) || [];
       if (events.length === 0) continue;
       subscription.seq = events.at(-1)!.seq;

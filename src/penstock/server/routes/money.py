@@ -29,6 +29,7 @@ from penstock.hosting.ports import (
 )
 from penstock.money import known_usd, to_usd
 from penstock.runtime.billing.prices import PriceBook, Source
+from penstock.server.auth import User
 from penstock.server.errors import ApiError
 from penstock.server.schemas import BillShown, Shown
 from penstock.server.state import (
@@ -272,6 +273,11 @@ async def money(
 @router.get("/budgets")
 async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
     """Return today's budgets: the budget of all users and your own; admins get those of every owner and team."""
+    return await budgets_for(service, user)
+
+
+async def budgets_for(service: ServerState, user: User) -> BudgetsOfDay:
+    """Return the budgets of today that the user may see."""
     now_ms = service.now_ms()
     zone = service.host.settings.zone
     day = day_of(now_ms, zone)
