@@ -181,7 +181,7 @@ class Client:
         return b"".join(one.get("body", b"") for one in self.sent).decode()
 
 
-SCOPE = {"type": "http", "path": "/api/runs/r/events"}
+SCOPE: dict[str, Any] = {"type": "http", "path": "/api/runs/r/events", "headers": []}
 
 
 def opened(frames: Any, streams: Streams, **options: Any) -> EventStream:
@@ -239,6 +239,28 @@ async def test_at_shutdown_every_stream_ends_cleanly() -> None:
     await running
     assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
     assert refused(streams, "ann") == 503
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_at_shutdown_a_stream_sends_the_rest_unless_a_send_was_interrupted(is_slow: bool) -> None:
+    client, streams, blocked = Client(), Streams(ServerSettings(), Metrics()), asyncio.Event()
+
+    async def waiting() -> AsyncGenerator[bytes, None]:
+        yield b"first\n\n"
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if is_slow and message.get("body") == b"first\n\n":
+            blocked.set()
+            await asyncio.Event().wait()
+        await client.send(message)
+
+    stream = opened(waiting(), streams, rest=lambda: b"rest\n\n")
+    running = asyncio.ensure_future(stream(SCOPE, client.receive, send))
+    await (blocked.wait() if is_slow else client.has_read(2))
+    streams.close()
+    await running
+    assert client.text() == ("" if is_slow else "first\n\nrest\n\n")
 
 
 def refused(streams: Streams, user: str) -> int:

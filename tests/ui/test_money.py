@@ -266,6 +266,20 @@ def pasted(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]
     return done
 
 
+async def test_budgets_of_today_change_while_the_page_is_open(server: Server) -> None:
+    away = "the server responded with a status of 503"
+    async with browsing() as browser, tab(browser, expected=(*EXPECTED, away)) as opened:
+        page = opened.page
+        # Without its list, the page has only what the stream reports.
+        await page.route("**/api/budgets", lambda route: route.fulfill(status=503, json={"error": {"code": "away"}}))
+        await signed_in(page, server, "money")
+        meter = page.get_by_role("region", name="Budgets of today").get_by_role("meter", name="All users together")
+        await expect(meter).to_be_visible()
+        before = await meter.get_attribute("aria-valuetext")
+        assert ran(server, "pipeline", "count to 5")["status"] == "completed"
+        await expect(meter).not_to_have_attribute("aria-valuetext", before or "")
+
+
 async def test_health_models_and_settings_are_what_the_server_has(server: Server) -> None:
     async with browsing() as browser, tab(browser, expected=EXPECTED) as opened:
         page = opened.page
@@ -279,6 +293,8 @@ async def test_health_models_and_settings_are_what_the_server_has(server: Server
         await page.get_by_role("button", name="Models").click()
         row = page.get_by_role("row", name="new-model")
         await expect(row).to_contain_text("not known")
+        await expect(row.get_by_role("link", name="new", exact=True)).to_have_attribute("href", "#/graphs/new")
+        await expect(page.get_by_role("row", name="lossy")).to_contain_text("$100.00")
         await page.get_by_role("button", name="Settings").click()
         daily = page.get_by_role("row", name="Daily budget of all users together")
         await expect(daily).to_contain_text("$5.00 changed")

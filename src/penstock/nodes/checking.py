@@ -74,6 +74,11 @@ class DocumentCheck:
         missing = (_not_offered(named, services) for named in self.named)
         return (*self.problems, *(problem for problem in missing if problem is not None))
 
+    def models_with(self, services: Mapping[str, Any]) -> list[str]:
+        """Return the models that nodes name, sorted, without those that the services do not offer or allow."""
+        models = (named for named in self.named if named.service in ("models", ALLOWED_MODELS))
+        return sorted({named.name for named in models if _not_offered(named, services) is None})
+
     @property
     def names_providers(self) -> bool:
         """Whether a model may be named as a provider's."""

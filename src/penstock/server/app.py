@@ -15,7 +15,6 @@ from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -25,7 +24,15 @@ from penstock.server.audit import AuditGuard, AuditLog
 from penstock.server.errors import on_error
 from penstock.server.gateway_mount import GatewayMount
 from penstock.server.graph_check import GraphChecker
-from penstock.server.guards import AuthGuard, BodyGuard, ClientGuard, ConcurrencyGuard, OriginGuard, RequestContextGuard
+from penstock.server.guards import (
+    AuthGuard,
+    BodyGuard,
+    ClientGuard,
+    Compression,
+    ConcurrencyGuard,
+    OriginGuard,
+    RequestContextGuard,
+)
 from penstock.server.metrics import Metrics
 from penstock.server.no_mcp import NoMcp, is_mcp_installed
 from penstock.server.openai.retries import Retries
@@ -33,7 +40,20 @@ from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
 from penstock.server.openapi import DescribedApp
 from penstock.server.readiness import Readiness
-from penstock.server.routes import admin, approvals, audit, graphs, meta, money, people, run_views, runs, stream, tokens
+from penstock.server.routes import (
+    admin,
+    approvals,
+    audit,
+    graphs,
+    meta,
+    models,
+    money,
+    people,
+    run_views,
+    runs,
+    stream,
+    tokens,
+)
 from penstock.server.routes import chats as conversations
 from penstock.server.run_counts import RunCounts
 from penstock.server.schemas import ErrorShown
@@ -50,7 +70,7 @@ if TYPE_CHECKING:
 
 TITLE = "Penstock"
 MIN_COMPRESSED = 1_024
-"""Smallest response in bytes that is compressed here, for clients that accept gzip; `/api/stream` compresses itself."""
+"""Smallest response in bytes that is compressed, for clients that accept gzip."""
 DESCRIPTION = "An agent-graph runtime whose limits hold."
 ERROR = {"model": ErrorShown, "description": "An error: a code, a message and, if known, the path of the bad value"}
 RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": ERROR, "5XX": ERROR}
@@ -98,7 +118,7 @@ def create_app(
             Middleware(AuthGuard, settings=settings, clock=clock, stored=stored),
             Middleware(AuditGuard, log=AuditLog(stores.audit, clock)),
             Middleware(BodyGuard, settings=settings),
-            Middleware(GZipMiddleware, minimum_size=MIN_COMPRESSED, compresslevel=5),
+            Middleware(Compression, minimum_size=MIN_COMPRESSED, compresslevel=5),
         ],
         lifespan=_lifespan,
     )
@@ -127,7 +147,7 @@ def _rest_routes() -> list[BaseRoute]:
     """Return the REST routes, cached: FastAPI resolves them at their first request, which takes 50 ms."""
     router = APIRouter(responses=RESPONSES)
     for_admins = (admin, money, tokens, audit, people)
-    for routes in (meta, graphs, runs, run_views, stream, approvals, conversations, *for_admins):
+    for routes in (meta, models, graphs, runs, run_views, stream, approvals, conversations, *for_admins):
         router.include_router(routes.router)
     return router.routes
 

@@ -57,7 +57,8 @@ EXTRAS = (
     Extra(("common-expression-language",), "conditional nodes", "conditions"),
     Extra(("opentelemetry-sdk",), "traces to OpenTelemetry", "otel"),
 )
-KEYS = {"OPENAI_API_KEY": "openai:… models", "ANTHROPIC_API_KEY": "anthropic:… models"}
+KEYS = {"openai": ("OPENAI_API_KEY",), "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")}
+"""Variables with the key of each provider that requires one; any of them is enough."""
 
 
 def check_installation(registry: ExecutorRegistry | None = None) -> Iterator[Finding]:
@@ -68,8 +69,13 @@ def check_installation(registry: ExecutorRegistry | None = None) -> Iterator[Fin
     for extra in EXTRAS:
         yield _extra(extra)
     yield _node_types(ExecutorRegistry.from_entry_points() if registry is None else registry)
-    for key, purpose in KEYS.items():
-        yield _key(key, purpose)
+    for provider in KEYS:
+        yield _key(provider)
+
+
+def has_key(provider: str) -> bool:
+    """Whether the environment of this process has the key of a provider, which is in `KEYS`."""
+    return any(os.environ.get(name) for name in KEYS[provider])
 
 
 def check_prices(prices: PriceBook) -> Finding:
@@ -118,7 +124,8 @@ def _node_types(registry: ExecutorRegistry) -> Finding:
     return Finding("node types", "ok", f"{len(registry)}: {', '.join(sorted(registry))}")
 
 
-def _key(name: str, purpose: str) -> Finding:
-    if os.environ.get(name):
+def _key(provider: str) -> Finding:
+    name = KEYS[provider][0]
+    if has_key(provider):
         return Finding(name, "ok", "set")
-    return Finding(name, "missing", f"not set; for {purpose}", f"export {name}=…")
+    return Finding(name, "missing", f"not set; for {provider}:… models", f"export {name}=…")

@@ -60,6 +60,13 @@ class GraphChecker:
 
     async def problems(self, graph: GraphRecord, *, in_chat: bool = False) -> Sequence[Problem]:
         """Return all problems that prevent the graph from running; cached by digest."""
+        return (await self._cached_check(graph, in_chat)).problems_with(self._services)
+
+    async def models_in(self, graph: GraphRecord) -> list[str]:
+        """Return the models that nodes of the graph name and that may be used, sorted; nested graphs included."""
+        return (await self._cached_check(graph, False)).models_with(self._services)
+
+    async def _cached_check(self, graph: GraphRecord, in_chat: bool) -> DocumentCheck:
         if self._type_count != len(self._executors):  # a node type that was unknown may be registered now
             self._type_count = len(self._executors)
             self._cache.clear()
@@ -69,7 +76,7 @@ class GraphChecker:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
             self._cache[graph.digest, in_chat] = found
-        return found.problems_with(self._services)
+        return found
 
     async def can_chat(self, graph: GraphRecord) -> bool:
         """Whether the graph can answer in a chat."""

@@ -7,6 +7,7 @@ OriginGuard           Host, Origin, header sizes
 AuthGuard             the user, and whether their role is sufficient for the route
 AuditGuard            the audit log entry of a successful action (in `penstock.server.audit`)
 BodyGuard             size, time and type of the body, and strict parsing of its JSON
+Compression           gzip for clients that accept it
 
 Plain ASGI, each around the next. None of them knows what the routes do.
 
@@ -34,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -71,6 +73,7 @@ OWN_SITES = frozenset({b"same-origin", b"none"})
 """Values of Sec-Fetch-Site for requests from the server's own pages or the address bar."""
 ANONYMOUS = Token(LOCAL, b"")
 """The token of every request on a server without tokens."""
+WEIGHT_0 = re.compile(r"q=0(\.0*)?")
 RAW: Mapping[str, str] = {"/api/attachments": "max_attachment_bytes"}
 """Routes that accept any bytes, with the setting that limits their size."""
 THREAD_MIN_BYTES = 64 * 1024
@@ -90,6 +93,18 @@ Place = tuple[Any, Any] | None
 def headers_named(scope: Scope, name: bytes) -> list[bytes]:
     """Return every value of a header, as sent."""
     return [value for key, value in scope["headers"] if key == name]
+
+
+def accepts_gzip(scope: Scope) -> bool:
+    """Whether the client names gzip in `Accept-Encoding`, with a weight above 0.
+
+    `*` does not count: a client that does not name gzip is sent plain bytes, which every client can read.
+    """
+    for part in b",".join(headers_named(scope, b"accept-encoding")).decode("latin-1").lower().split(","):
+        coding, _, weight = part.replace(" ", "").partition(";")
+        if coding == "gzip":
+            return not WEIGHT_0.fullmatch(weight)
+    return False
 
 
 class ClientGuard:
@@ -671,6 +686,16 @@ class BodyGuard:
     def release(self, size: int) -> None:
         """Release reserved buffer space."""
         self._free_bytes += size
+
+
+class Compression(GZipMiddleware):
+    """Compresses responses for clients that accept it, except event streams, which compress themselves."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not accepts_gzip(scope):
+            # The base class finds the word in `gzip;q=0` too, which refuses it.
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
+        await super().__call__(scope, receive, send)
 
 
 class _Body:

@@ -1010,20 +1010,6 @@ class NodeTypes(Shown):
     conversions: list[list[str]]
 
 
-class ModelShown(Shown):
-    """A model that graphs on this server can name, and whether its price is known."""
-
-    id: str
-    model: str
-    priced: bool
-
-
-class OfferedModels(Shown):
-    """The models of this server, by id."""
-
-    models: list[ModelShown]
-
-
 class ToolList(Shown):
     """The ids of the tools that graphs on this server can name."""
 

@@ -28,6 +28,7 @@ from penstock.hosting.event_data import LAST_EVENTS
 from penstock.hosting.ports import ENDED, HostedEvent, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import UNREADABLE, ApiError, api_error, fault_location
+from penstock.server.guards import accepts_gzip
 from penstock.server.metrics import Metrics
 from penstock.server.settings import ServerSettings
 from penstock.server.unavailable import public
@@ -360,27 +361,36 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         media_type: str = "text/event-stream",
         reports_shutdown: bool = False,
-        is_compressed: bool = False,
+        rest: Callable[[], bytes] = bytes,
+        may_compress: bool = True,
     ) -> None:
         """Create the response; `on_disconnect` is called if the client disconnects before the frames end.
 
-        With `reports_shutdown`, the frames themselves end when the server closes, such as by `with_heartbeats`. A
-        compressed stream is gzip, flushed after each chunk, so that a client decodes it as it arrives.
+        With `reports_shutdown`, the frames themselves end when the server closes, such as by `with_heartbeats`.
+        Without it they are stopped, and `rest` returns what they have not yielded by then. Events are compressed for
+        clients that accept gzip, unless `may_compress` is false; other types are left to the middleware.
         """
         self.status_code = 200
         self.background = None
         self.media_type = media_type
-        encoding = {"Content-Encoding": "gzip"} if is_compressed else {}
-        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **encoding, **(headers or {})})
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._frames = frames
         self._streams = streams
         self._user = user.name
         self._on_disconnect = on_disconnect
         self._reports_shutdown = reports_shutdown
-        self._gzip = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW, GZIP_MEMORY) if is_compressed else None
+        self._rest = rest
+        self._is_sending = False
+        self._gzip: zlib._Compress | None = None
+        self._may_compress = may_compress and media_type == "text/event-stream"
+        if self._may_compress:
+            self.headers["Vary"] = "Accept-Encoding"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._may_compress and accepts_gzip(scope):
+            self._gzip = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW, GZIP_MEMORY)
+            self.headers["Content-Encoding"] = "gzip"
         try:
             await cancel_on_disconnect(receive, self._send_all(send))
             return
@@ -401,13 +411,18 @@ class EventStream(Response):
                 closing = asyncio.ensure_future(self._streams.closing().wait())
                 if sending in await first_done(sending, closing):
                     sending.result()
+                # After a send that was interrupted, the client may lack events: the rest must not follow them.
+                elif not self._is_sending and (rest := self._rest()):
+                    await send(self._body(rest))
         last = b"" if self._gzip is None else self._gzip.flush()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_frames(self, send: Send) -> None:
         try:
             async for content in self._frames:
+                self._is_sending = True
                 await send(self._body(content))
+                self._is_sending = False
                 # If neither await suspends, yield here, so that other tasks and the disconnect watcher run.
                 await asyncio.sleep(0)
         except PenstockError as error:
@@ -419,5 +434,6 @@ class EventStream(Response):
 
     def _body(self, content: bytes) -> dict[str, Any]:
         if self._gzip is not None:
+            # Flushed after each chunk, so that a client decodes it as soon as it arrives.
             content = self._gzip.compress(content) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
         return {"type": "http.response.body", "body": content, "more_body": True}

@@ -45,14 +45,14 @@ class UiFile:
     content: bytes
     compressed: bytes | None
 
-    def response(self, accept_encoding: str, caching: str) -> tuple[bytes, dict[str, str]]:
-        """Return the body for a client that accepts these encodings, and its headers."""
+    def response(self, caching: str, *, is_compressed: bool) -> tuple[bytes, dict[str, str]]:
+        """Return the body, for a client that accepts gzip or does not, and its headers."""
         headers = {
             "Content-Type": self.content_type,
             "Content-Security-Policy": POLICY,
             "Cache-Control": caching,
         }
-        if self.compressed is not None and "gzip" in accept_encoding:
+        if is_compressed and self.compressed is not None:
             return self.compressed, {**headers, "Content-Encoding": "gzip"}
         return self.content, headers
 

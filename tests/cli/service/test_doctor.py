@@ -58,7 +58,8 @@ def test_doctor_shows_whether_a_key_is_set_and_never_its_value(
     penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
-    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     assert found("OPENAI_API_KEY") == Finding("OPENAI_API_KEY", "ok", "set")
     assert found("ANTHROPIC_API_KEY").state == "missing"
     ended = penstock("doctor", "--url", CLOSED_PORT)

@@ -13,7 +13,6 @@ from penstock.hosting.call_columns import ABANDONED, COST_UNKNOWN, REPLAYED, WAI
 from penstock.hosting.host import HostSettings
 from penstock.hosting.ports import HostedEvent
 from penstock.hosting.run_explanation import explain_columns
-from penstock.runtime.billing.prices import Price, PriceBook
 from penstock.runtime.billing.usage import Usage
 from tests.hosting.graphs import graph
 from tests.server.served import GATE, Served, served
@@ -314,18 +313,11 @@ async def test_two_runs_are_compared_by_their_fields_and_the_ends_of_their_nodes
     assert "input" not in by_name
 
 
-async def test_models_and_tools_that_graphs_can_name_are_listed() -> None:
-    prices = PriceBook(registered={"scripted": Price(0, 1)}, use_genai_prices=False)
-    offered = {**models(), "free": ScriptedModel(["x"], name="unknown")}
-    service = served(models=offered, tools={"search": object()}, mcp={"dams": object()}, prices=prices)
+async def test_tools_and_mcp_servers_that_graphs_can_name_are_listed() -> None:
+    service = served(tools={"search": object()}, mcp={"dams": object()})
     async with service as server, server.client("vera") as vera:
-        assert (await vera.get("/api/models")).json()["models"] == [
-            {"id": "free", "model": "unknown", "priced": False},
-            {"id": "m", "model": "scripted", "priced": True},
-        ]
         assert (await vera.get("/api/tools")).json() == {"tools": ["search"]}
         assert (await vera.get("/api/mcp-servers")).json() == {"mcp_servers": ["dams"]}
     async with served() as server, server.client("vera") as vera:
-        assert (await vera.get("/api/models")).json() == {"models": []}
         assert (await vera.get("/api/tools")).json() == {"tools": []}
         assert (await vera.get("/api/mcp-servers")).json() == {"mcp_servers": []}

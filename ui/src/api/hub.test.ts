@@ -85,6 +85,18 @@ describe("one connection for everything that is watched", () => {
     assert.deepEqual([early.got, late.got], [[3], [1, 2, 3]]);
   });
 
+  test("gives a page that is inside a joined text only the texts after its own position", async () => {
+    const server = new Server();
+    const hub = new Hub(server);
+    const [early, late] = [follower("a", 2), follower("a")];
+    hub.add(early.subscription);
+    hub.add(late.subscription);
+    await settled();
+    assert.match(server.now.path, /&coalesce_ms=50$/);
+    server.now.frames([{ ...event("a", 4), data: { text: "abcd" }, joined: [[3, 1], [2, 1], [1, 1], [0, 1]] }]);
+    assert.deepEqual([early.got, late.got], [[3, 4], [1, 2, 3, 4]]);
+  });
+
   test("delivers every event once and in order, however connections break and pages come and go", async () => {
     const step = fc.oneof(
       fc.record({ does: fc.constant("send" as const), run: fc.constantFrom("a", "b"), count: fc.integer({ min: 1, max: 5 }) }),
@@ -193,11 +205,16 @@ describe("one connection for everything that is watched", () => {
   test("reports that a list has changed, to those who watch it", async () => {
     const server = new Server();
     const hub = new Hub(server);
-    const heard: string[] = [];
-    for (const topic of ["runs", "approvals"] as const) hub.add({ run: null, topic, seq: 0, tell: () => heard.push(topic) });
+    const heard: [string, News][] = [];
+    for (const topic of ["runs", "approvals", "budgets"] as const) {
+      hub.add({ run: null, topic, seq: 0, tell: (news) => heard.push([topic, news]) });
+    }
     await settled();
-    assert.match(server.now.path, /topics=runs&topics=approvals/);
-    server.now.frames([{ type: "run.summary", run: {} }, { type: "run.summary", run: {} }]);
-    assert.deepEqual(heard, ["runs"]);
+    assert.match(server.now.path, /topics=runs&topics=approvals&topics=budgets$/);
+    server.now.frames([{ type: "run.summary", run: {} }, { type: "run.summary", run: { id: "r" } }]);
+    server.now.frames([{ type: "budgets.day", day: "2026-11-18", budgets: [] }]);
+    const runs = { kind: "changed" as const, latest: { type: "run.summary", run: { id: "r" } } };
+    const budgets = { kind: "changed" as const, latest: { type: "budgets.day", day: "2026-11-18", budgets: [] } };
+    assert.deepEqual(heard, [["runs", runs], ["budgets", budgets]]);
   });
 });

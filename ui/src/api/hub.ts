@@ -5,14 +5,16 @@
 // those positions; a run that is watched from two positions is read from the first, and each subscription gets only what
 // comes after its own. It knows nothing of pages: they live here, or behind the port of a worker (`hub-worker.ts`).
 
+import { takenApart, type Joined } from "./joined.ts";
 import { ApiError } from "./request.ts";
 import type { EventShown } from "./types.ts";
 
-export type Topic = "runs" | "approvals";
+export type Topic = "runs" | "approvals" | "budgets";
 
 export type News =
   | { kind: "events"; events: EventShown[] }
-  | { kind: "changed" }
+  /** A list has changed; `latest` is the newest event about it. */
+  | { kind: "changed"; latest: unknown }
   | { kind: "open" }
   | { kind: "lost"; message: string; status: number };
 
@@ -26,6 +28,7 @@ export interface Subscription {
 
 interface Frame extends EventShown {
   run_id?: string;
+  joined?: Joined;
 }
 
 export interface Transport {
@@ -40,9 +43,11 @@ export interface Transport {
 export const MAX_RUNS = 50;
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 4_000;
+/** Texts that come within this time are one event: a page is drawn so often at most, and needs no more. */
+const COALESCE_MS = 50;
 /** Changes of what is watched within this time make one new connection. */
 const SETTLE_MS = 20;
-const NAMES: Record<string, Topic> = { "run.summary": "runs", "approvals.open": "approvals" };
+const NAMES: Record<string, Topic> = { "run.summary": "runs", "approvals.open": "approvals", "budgets.day": "budgets" };
 
 export class Hub {
   private readonly transport: Transport;
@@ -107,7 +112,8 @@ export class Hub {
   private path(): string {
     const runs = [...this.watchedRuns()].map(([run, seq]) => `${run}@${seq}`);
     const topics = new Set([...this.subscriptions].map(({ topic }) => topic).filter((topic) => topic !== null));
-    const parts = [...(runs.length ? [`runs=${runs.map(encodeURIComponent).join(",")}`] : []), ...[...topics].map((topic) => `topics=${topic}`)];
+    const watched = `runs=${runs.map(encodeURIComponent).join(",")}&coalesce_ms=${COALESCE_MS}`;
+    const parts = [...(runs.length ? [watched] : []), ...[...topics].map((topic) => `topics=${topic}`)];
     return `/api/stream?${parts.join("&")}`;
   }
 
@@ -120,15 +126,22 @@ export class Hub {
 
   private deliver(frames: Frame[]): void {
     const byRun = new Map<string, EventShown[]>();
-    const changed = new Set<Topic>();
+    const changed = new Map<Topic, unknown>();
     for (const frame of frames) {
-      const { run_id, ...event } = frame;
+      const { run_id, joined, ...event } = frame;
       const topic = NAMES[frame.type];
-      if (topic && run_id === undefined) changed.add(topic);
-      else if (run_id !== undefined) byRun.set(run_id, [...(byRun.get(run_id) ?? []), event]);
+      if (topic && run_id === undefined) changed.set(topic, event);
+      else if (run_id !== undefined) {
+        const events = byRun.get(run_id) ?? [];
+        byRun.set(run_id, events);
+        // Pages may be at different places, also inside a joined event.
+        events.push(...takenApart(event, joined));
+      }
     }
     for (const subscription of [...this.subscriptions]) {
-      if (subscription.topic !== null && changed.has(subscription.topic)) subscription.tell({ kind: "changed" });
+      if (subscription.topic !== null && changed.has(subscription.topic)) {
+        subscription.tell({ kind: "changed", latest: changed.get(subscription.topic) });
+      }
       const events = (subscription.run !== null && byRun.get(subscription.run)?.filter(({ seq }) => seq > subscription.seq)) || [];
       if (events.length === 0) continue;
       subscription.seq = events.at(-1)!.seq;

@@ -48,8 +48,9 @@ export function watchRun(run: string, after: number, tell: (news: News) => void)
   return watch(run, null, after, tell);
 }
 
-export function watchTopic(topic: Topic, onChange: () => void): () => void {
-  return watch(null, topic, 0, (news) => news.kind === "changed" && onChange());
+/** Calls back with the newest event about a list, at first with its state. */
+export function watchTopic(topic: Topic, onChange: (latest: unknown) => void): () => void {
+  return watch(null, topic, 0, (news) => news.kind === "changed" && onChange(news.latest));
 }
 
 function openLine(): Line {

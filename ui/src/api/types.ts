@@ -645,7 +645,13 @@ export interface Me {
 export interface ModelShown {
   id: string;
   model: string;
+  is_offered: boolean;
+  provider: string | null;
   priced: boolean;
+  price: PriceFigures | null;
+  key: "set" | "missing" | null;
+  graphs: number;
+  used_by: UsingGraph[];
 }
 
 export interface MoneyInProgress {
@@ -839,21 +845,30 @@ export interface Position {
   y: number;
 }
 
-export interface PriceList {
-  prices: PriceShown[];
-  unknown: "refuse" | "assume" | "count";
-}
-
-export interface PriceShown {
-  model: string;
-  offered_as: string[];
-  provider: string | null;
+export interface PriceFigures {
   source: "reported" | "registered" | "genai-prices" | "assumed" | "unknown";
   input_usd_per_mtok: number | null;
   output_usd_per_mtok: number | null;
   cached_input_usd_per_mtok: number | null;
   request_usd: number;
   has_tiers: boolean;
+}
+
+export interface PriceList {
+  prices: PriceShown[];
+  unknown: "refuse" | "assume" | "count";
+}
+
+export interface PriceShown {
+  source: "reported" | "registered" | "genai-prices" | "assumed" | "unknown";
+  input_usd_per_mtok: number | null;
+  output_usd_per_mtok: number | null;
+  cached_input_usd_per_mtok: number | null;
+  request_usd: number;
+  has_tiers: boolean;
+  model: string;
+  offered_as: string[];
+  provider: string | null;
 }
 
 export interface PriceUnknownData {
@@ -1239,6 +1254,12 @@ export interface UsageData {
   tokens_out: number;
   unresolved_usd?: number | null;
   unknown_costs?: number | null;
+}
+
+export interface UsingGraph {
+  id: string;
+  name: string;
+  version: number;
 }
 
 export interface Validity {

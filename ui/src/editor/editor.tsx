@@ -4,7 +4,7 @@ import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { get } from "../api/client.ts";
 import type { Me, NodeTypes, OfferedModels, ToolList } from "../api/types.ts";
 import { initialValue, type Pickers } from "../forms/schema-form.tsx";
-import { several } from "../model/money.ts";
+import { priceWords, several } from "../model/money.ts";
 import { costByNode, type RunState } from "../model/run.ts";
 import { useRun } from "../pages/run/use-run.ts";
 import { go, setParams, type Route } from "../router.ts";
@@ -387,7 +387,7 @@ function usePickers(): Pickers {
   const models = usePolled("models", (signal) => get<OfferedModels>("/api/models", signal), 0);
   const tools = usePolled("tools", (signal) => get<ToolList>("/api/tools", signal), 0);
   return useMemo(() => {
-    const named = { choices: (models.value?.models ?? []).map((one) => one.id), allowOther: true };
+    const named = { choices: (models.value?.models ?? []).map((one) => ({ value: one.id, description: priceWords(one) })), allowOther: true };
     const offered = { choices: tools.value?.tools ?? [], allowOther: true };
     return { model: named, tool: offered, "tools[]": offered };
   }, [models.value, tools.value]);

@@ -1,5 +1,7 @@
 // Money is counted in whole billionths of a dollar, so that sums are exact, and shown with three significant digits.
 
+import type { ModelShown } from "../api/types.ts";
+
 export const NANOS = 1_000_000_000;
 
 export function toNanos(usd: unknown): number {
@@ -20,6 +22,14 @@ export function formatUsd(nanos: number): string {
 /** The price of a million tokens, with all its digits. */
 export function formatPrice(usd: number | null | undefined): string {
   return usd == null ? "–" : `$${usd.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 9 })}`;
+}
+
+/** What a model costs, for a list to choose from. */
+export function priceWords({ price, key }: Pick<ModelShown, "price" | "key">): string {
+  const missing = key === "missing" ? ", no key" : "";
+  if (!price) return `no known price${missing}`;
+  const assumed = price.source === "assumed" ? " assumed" : "";
+  return `${formatPrice(price.input_usd_per_mtok)} in, ${formatPrice(price.output_usd_per_mtok)} out per million tokens${assumed}${missing}`;
 }
 
 /** The exact amount, for tooltips. */

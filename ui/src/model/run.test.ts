@@ -2,7 +2,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { describe, test } from "node:test";
 import fc from "fast-check";
+import { takenApart } from "../api/joined.ts";
 import type { EventShown, RunTree } from "../api/types.ts";
+import { joinedText } from "../test/joined.ts";
 import type { Call } from "./calls.ts";
 import { apply, applyHistory, budgetsAt, costByNode, fromColumns, HISTORY_TYPES, KNOWN_TYPES, newRun, payersOf, setStored, statusAt, tableOf, usageOf, visibleRows, type RunState } from "./run.ts";
 
@@ -107,6 +109,20 @@ describe("a stream of events", () => {
         for (const cut of [...cuts, events.length].sort((a, b) => a - b)) {
           assert.equal(apply(state, events.slice(from, cut)), true);
           from = Math.min(cut, events.length);
+        }
+        assert.deepEqual(state, whole(events));
+      }),
+    );
+  });
+
+  test("gives the same state if texts were joined on the way, and parts of it come again", () => {
+    fc.assert(
+      fc.property(anyRun, fc.array(fc.boolean(), { maxLength: 40 }), fc.array(fc.nat(200)), (events, cuts, places) => {
+        const state = newRun();
+        for (const place of [...places.sort((a, b) => a - b), 0]) {
+          const from = Math.min(place, state.lastSeq);
+          const sent = joinedText(events.slice(from), cuts).flatMap(({ joined, ...event }) => takenApart(event, joined));
+          assert.equal(apply(state, sent), true);
         }
         assert.deepEqual(state, whole(events));
       }),

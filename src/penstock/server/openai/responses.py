@@ -73,7 +73,9 @@ async def _stream(service: Service, user: User, body: ResponseBody, request: Req
     handle, entry = await _start(service, user, body, request)
     on_disconnect = None if body.background else handle.on_disconnect(user, body.penstock, entry)
     frames = _delivering(_frames(handle, _builder(handle, body)), entry)
-    return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True)
+    return EventStream(
+        frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True, may_compress=False
+    )
 
 
 async def retrieve(service: Service, user: User, response_id: str, after: int | None, *, stream: bool) -> Response:
@@ -88,7 +90,7 @@ async def retrieve(service: Service, user: User, response_id: str, after: int | 
         with service.streams.place(user.name):
             frames = _frames(RunHandle(service, run, answering, rounds=rounds), response, after)
             # A disconnect from a retrieved stream does not affect the run.
-            return EventStream(frames, service.streams, user, reports_shutdown=True)
+            return EventStream(frames, service.streams, user, reports_shutdown=True, may_compress=False)
     return _json(await _current(service, run, answering, response))
 
 

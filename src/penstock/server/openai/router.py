@@ -198,7 +198,9 @@ async def _stream(service: Service, user: User, body: ChatCompletionBody, reques
     handle, entry = await _start(service, user, body, request)
     frames = _frames(handle, _completion(handle, body), entry)
     on_disconnect = handle.on_disconnect(user, body.penstock, entry)
-    return EventStream(frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True)
+    return EventStream(
+        frames, service.streams, user, on_disconnect=on_disconnect, reports_shutdown=True, may_compress=False
+    )
 
 
 def _completion(handle: RunHandle, body: ChatCompletionBody) -> Completion:

@@ -17,6 +17,7 @@ from penstock.nodes.catalog import CATEGORIES, hinted_schema, node_info
 from penstock.server.auth import User, format_time
 from penstock.server.caching import REVALIDATED, revalidated
 from penstock.server.errors import not_found
+from penstock.server.guards import accepts_gzip
 from penstock.server.metrics import CONTENT_TYPE
 from penstock.server.openapi import DescribedApp
 from penstock.server.schemas import (
@@ -24,10 +25,8 @@ from penstock.server.schemas import (
     Health,
     McpServerList,
     Me,
-    ModelShown,
     NodeTypes,
     NodeTypeShown,
-    OfferedModels,
     Readiness,
     ToolList,
     UnreadableRow,
@@ -97,14 +96,6 @@ async def node_types(request: Request, service: Service) -> Response:
     return revalidated(request, NodeTypes(node_types=found, conversions=pairs))
 
 
-@router.get("/api/models")
-async def models(service: Service) -> OfferedModels:
-    """List the models that graphs on this server can name, and whether each has a price; never keys."""
-    offered = service.host.services.get("models")
-    found = offered if isinstance(offered, Mapping) else {}
-    return OfferedModels(models=await asyncio.to_thread(_models, service, found))
-
-
 @router.get("/api/tools")
 async def tools(service: Service) -> ToolList:
     """List the tools that graphs on this server can name."""
@@ -131,7 +122,7 @@ async def documentation(request: Request) -> Response:
     """Return the documentation of this API as a page."""
     app: DescribedApp = request.app
     plain, compressed = await asyncio.to_thread(app.document) if app.documentation is None else app.documentation
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request.scope):
         return HTMLResponse(compressed, headers={"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
     return HTMLResponse(plain)
 
@@ -159,7 +150,7 @@ async def asset(name: str, request: Request, service: Service) -> Response:
 
 
 def _ui_response(file: UiFile, request: Request, caching: str) -> Response:
-    content, headers = file.response(request.headers.get("accept-encoding", ""), caching)
+    content, headers = file.response(caching, is_compressed=accepts_gzip(request.scope))
     return Response(content, headers=headers)
 
 
@@ -222,12 +213,6 @@ client.chat.completions.create(
 <tr><td><code>/health</code></td><td>whether the process runs; <code>/ready</code>: whether its stores work</td></tr>
 </table></body></html>
 """
-
-
-def _models(service: ServerState, offered: Mapping[str, Any]) -> list[ModelShown]:
-    names = {str(id): str(getattr(model, "name", id)) for id, model in offered.items()}
-    prices = service.host.prices
-    return [ModelShown(id=id, model=name, priced=prices.is_priced(name)) for id, name in sorted(names.items())]
 
 
 def _node_types(service: ServerState) -> list[NodeTypeShown]:

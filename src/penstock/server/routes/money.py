@@ -29,6 +29,7 @@ from penstock.hosting.ports import (
 )
 from penstock.money import known_usd, to_usd
 from penstock.runtime.billing.prices import PriceBook, Source
+from penstock.server.auth import User
 from penstock.server.errors import ApiError
 from penstock.server.schemas import BillShown, Shown
 from penstock.server.state import (
@@ -156,18 +157,41 @@ class BudgetsOfDay(Shown):
     budgets: list[DayBudgetShown]
 
 
-class PriceShown(Shown):
+class PriceFigures(Shown):
     """The price of a model, in US dollars per million tokens; null where there is none."""
 
-    model: str = Field(description="The model's name at its provider, as in the costs by model")
-    offered_as: list[str] = Field(description="Ids under which graphs on this server can name it")
-    provider: str | None
     source: Source = Field(description="assumed: without a price of its own, charged at the upper bound that was set")
     input_usd_per_mtok: float | None
     output_usd_per_mtok: float | None
     cached_input_usd_per_mtok: float | None
     request_usd: float
     has_tiers: bool = Field(description="Whether calls with much input have another price")
+
+    @classmethod
+    def of(cls, prices: PriceBook, name: str) -> PriceFigures:
+        """Look up the price in force for the model of that name at its provider."""
+        price = prices.price_of(name) or prices.assumed
+
+        def usd(field: str) -> float | None:
+            amount = None if price is None else getattr(price, field)
+            return None if amount is None else float(amount)
+
+        return cls(
+            source=prices.source_of(name),
+            input_usd_per_mtok=usd("input_usd_per_mtok"),
+            output_usd_per_mtok=usd("output_usd_per_mtok"),
+            cached_input_usd_per_mtok=usd("cached_input_usd_per_mtok"),
+            request_usd=usd("request_usd") or 0.0,
+            has_tiers=price is not None and bool(price.tiers),
+        )
+
+
+class PriceShown(PriceFigures):
+    """The price of a model that graphs can name or that was used."""
+
+    model: str = Field(description="The model's name at its provider, as in the costs by model")
+    offered_as: list[str] = Field(description="Ids under which graphs on this server can name it")
+    provider: str | None
 
 
 class PriceList(Shown):
@@ -249,6 +273,11 @@ async def money(
 @router.get("/budgets")
 async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
     """Return today's budgets: the budget of all users and your own; admins get those of every owner and team."""
+    return await budgets_for(service, user)
+
+
+async def budgets_for(service: ServerState, user: User) -> BudgetsOfDay:
+    """Return the budgets of today that the user may see."""
     now_ms = service.now_ms()
     zone = service.host.settings.zone
     day = day_of(now_ms, zone)
@@ -270,13 +299,11 @@ async def budgets(service: Service, user: CurrentUser) -> BudgetsOfDay:
 @router.get("/prices")
 async def prices(service: Service, user: CurrentUser) -> PriceList:
     """List the prices in force for the models of this server, and for those that your runs used in the last 30 days."""
-    offered = service.host.services.get("models")
-    known = offered if isinstance(offered, Mapping) else {}
     first = (day_of(service.now_ms()) - EPOCH).days - USUAL_DAYS + 1
     matching = SpendingFilter(since_day=first, owner=owner_filter(user, None))
     used = await service.stores.spending.sums(["model"], matching, limit=MAX_MODELS)
     names = {one.model for one in used if one.model}
-    shown = await asyncio.to_thread(_prices, service.host.prices, known, names)
+    shown = await asyncio.to_thread(_prices, service.host.prices, service.graphs.models, names)
     return PriceList(prices=shown, unknown=service.host.prices.unknown)
 
 
@@ -302,34 +329,27 @@ async def bills(
     return BillPage(runs=shown, next=shown[-1].run_id if len(found) > limit else None)
 
 
-def _prices(book: PriceBook, offered: Mapping[Any, Any], used: set[str]) -> list[PriceShown]:
+def _prices(book: PriceBook, offered: Mapping[str, Any], used: set[str]) -> list[PriceShown]:
     ids: dict[str, list[str]] = {name: [] for name in used}
-    providers: dict[str, str] = {}
-    for id, model in sorted(offered.items(), key=lambda pair: str(pair[0])):
-        name = str(getattr(model, "name", id))
-        ids.setdefault(name, []).append(str(id))
-        providers[name] = str(getattr(model, "provider", "") or "")
-    return [_price(book, name, ids[name], providers.get(name)) for name in sorted(ids)]
+    providers: dict[str, str | None] = {}
+    for id, model in sorted(offered.items()):
+        name = name_of(id, model)
+        ids.setdefault(name, []).append(id)
+        providers[name] = provider_of(model)
+    return [
+        PriceShown(**dict(PriceFigures.of(book, name)), model=name, offered_as=ids[name], provider=providers.get(name))
+        for name in sorted(ids)
+    ]
 
 
-def _price(book: PriceBook, name: str, offered_as: list[str], provider: str | None) -> PriceShown:
-    price = book.price_of(name) or book.assumed
+def name_of(id: str, model: object) -> str:
+    """Return the name of an offered model at its provider, by which it is priced."""
+    return str(getattr(model, "name", id))
 
-    def usd(field: str) -> float | None:
-        amount = None if price is None else getattr(price, field)
-        return None if amount is None else float(amount)
 
-    return PriceShown(
-        model=name,
-        offered_as=offered_as,
-        provider=provider or None,
-        source=book.source_of(name),
-        input_usd_per_mtok=usd("input_usd_per_mtok"),
-        output_usd_per_mtok=usd("output_usd_per_mtok"),
-        cached_input_usd_per_mtok=usd("cached_input_usd_per_mtok"),
-        request_usd=usd("request_usd") or 0.0,
-        has_tiers=price is not None and bool(price.tiers),
-    )
+def provider_of(model: object) -> str | None:
+    """Return the provider of an offered model, without the address of its server; None for one of this server."""
+    return str(getattr(model, "provider", "") or "").partition(":")[0] or None
 
 
 def _keys(by: str) -> list[Key]:

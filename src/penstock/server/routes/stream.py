@@ -1,4 +1,4 @@
-"""One stream for everything that a browser watches: several runs, the list of runs, and open approvals."""
+"""One stream for everything that a browser watches: several runs, lists of runs and approvals, budgets of today."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query
-from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.server.auth import User
 from penstock.server.errors import ApiError, not_found
-from penstock.server.multiplex import MAX_STREAM_RUNS, Topic, follow_many
+from penstock.server.multiplex import MAX_STREAM_RUNS, Changes, Multiplex, Topic
+from penstock.server.routes.money import budgets_for
 from penstock.server.schemas import ApprovalShown, RunSummary
 from penstock.server.sse import EventStream, framed
 from penstock.server.state import KNOWN_QUERY, CurrentUser, ServerState, Service
@@ -23,36 +23,53 @@ LISTED = 50
 RUN = re.compile(r"(?P<id>[A-Za-z0-9][A-Za-z0-9._:-]{0,99})@(?P<seq>[0-9]{1,15})")
 EXPECTED = "ids of runs, each followed by @ and the number of the last event seen, such as `RUN@0`, separated by commas"
 
-TopicName = Literal["runs", "approvals"]
+MAX_COALESCE_MS = 1_000
+
+BUDGETS_INTERVAL_S = 0.25
+"""Shortest time between two events with the budgets of today."""
+
+TopicName = Literal["runs", "approvals", "budgets"]
 
 
 @router.get("", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def get_stream(
     service: Service,
     user: CurrentUser,
-    request: Request,
     runs: Annotated[str, Query(max_length=6_000, description="Runs to follow: `RUN@SEQ,RUN@SEQ`")] = "",
-    topics: Annotated[list[TopicName] | None, Query(max_length=2, description="Lists to follow")] = None,
+    topics: Annotated[list[TopicName] | None, Query(max_length=3, description="Lists to follow")] = None,
     types: Annotated[
         list[Annotated[str, Query(pattern=r"^[a-z0-9_.-]{1,100}$")]] | None,
         Query(max_length=50, description="Only events of these types"),
     ] = None,
     follow: Annotated[bool, Query(description="With false, end when everything there is was sent")] = True,
+    coalesce_ms: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=MAX_COALESCE_MS,
+            description="Join texts of one node that come within this time into one event, with its pieces in `joined`",
+        ),
+    ] = 0,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,15}(,[0-9]{1,15})*$")] = None,
 ) -> EventStream:
     """Stream the events of several runs and the changes of lists; reconnect with the id of the last event received.
 
     Every event has the `run_id` it belongs to. `run.summary` reports a run of the list that is new or has changed,
-    `approvals.open` the open approvals. 404 if one of the runs does not exist or belongs to another user.
+    `approvals.open` the open approvals, `budgets.day` what `GET /api/budgets` returns. 404 if one of the runs does not
+    exist or belongs to another user.
     """
     ids, places = _parse(runs, last_event_id)
     if not ids and not topics:
-        raise ApiError(422, "name at least one run in `runs`, or a topic: runs, approvals", path="query.runs")
+        raise ApiError(422, "name at least one run in `runs`, or a topic: runs, approvals, budgets", path="query.runs")
     for run_id, place in zip(ids, places, strict=True):
         await _check(service, user, run_id, place)
-    watched: dict[TopicName, Topic] = {"runs": _run_list(service, user), "approvals": _approval_list(service, user)}
+    watched: dict[TopicName, Topic] = {
+        "runs": Topic(_run_list(service, user)),
+        "approvals": Topic(_approval_list(service, user)),
+        "budgets": Topic(_budgets(service, user), after_change_s=BUDGETS_INTERVAL_S),
+    }
     with service.streams.place(user.name):
-        frames = follow_many(
+        multiplex = Multiplex(
             service.stores,
             ids,
             places,
@@ -60,10 +77,9 @@ async def get_stream(
             types=frozenset(types or ()),
             topics=[watched[topic] for topic in dict.fromkeys(topics or ())],
             follows=follow,
+            coalesce_s=coalesce_ms / 1_000,
         )
-        is_compressed = "gzip" in request.headers.get("accept-encoding", "")
-        headers = {"Vary": "Accept-Encoding"}
-        return EventStream(frames, service.streams, user, headers=headers, is_compressed=is_compressed)
+        return EventStream(multiplex.frames(), service.streams, user, rest=multiplex.rest)
 
 
 def _parse(runs: str, last_event_id: str | None) -> tuple[list[str], list[int]]:
@@ -94,7 +110,7 @@ async def _check(service: ServerState, user: User, run_id: str, place: int) -> N
         raise ApiError(422, message, path="query.runs", details=[{"run_id": run_id, "last_seq": newest}])
 
 
-def _run_list(service: ServerState, user: User) -> Topic:
+def _run_list(service: ServerState, user: User) -> Changes:
     owner, known = None if user.is_admin else user.name, dict[str, Any]()
 
     async def changes() -> bytes:
@@ -112,7 +128,7 @@ def _run_list(service: ServerState, user: User) -> Topic:
     return changes
 
 
-def _approval_list(service: ServerState, user: User) -> Topic:
+def _approval_list(service: ServerState, user: User) -> Changes:
     owner, known = None if user.is_admin else user.name, list[Any]()
 
     async def changes() -> bytes:
@@ -122,5 +138,19 @@ def _approval_list(service: ServerState, user: User) -> Topic:
             return b""
         known[:] = [shown]
         return framed({"type": "approvals.open", "approvals": shown}, event="approvals.open")
+
+    return changes
+
+
+def _budgets(service: ServerState, user: User) -> Changes:
+    known = list[Any]()
+
+    async def changes() -> bytes:
+        shown = (await budgets_for(service, user)).model_dump(mode="json")
+        # The time of the reading always differs.
+        if known == [{**shown, "now_ms": None}]:
+            return b""
+        known[:] = [{**shown, "now_ms": None}]
+        return framed({"type": "budgets.day", **shown}, event="budgets.day")
 
     return changes

@@ -12,7 +12,7 @@ const TOP = 12;
 export function DayChart({ days }: { days: DayCost[] }) {
   const most = Math.max(...days.map((day) => day.nanos), 0);
   const lines = ticks(most);
-  const top = lines.at(-1) ?? 1;
+  const top = lines.at(-1) || 1; // no day may have cost anything
   const height = HEIGHT - TOP - BOTTOM;
   const y = (nanos: number) => TOP + height * (1 - nanos / top);
   const shown = bars(days.length, WIDTH - LEFT);

@@ -2,12 +2,13 @@
 
 import { useState } from "react";
 import { get, query, serverNow } from "../../api/client.ts";
-import type { BudgetsOfDay, DayBudgetShown, KeyRunList, MoneyShown, MoneySum, PriceList, PriceShown, TokenList, TokenShown } from "../../api/types.ts";
+import type { DayBudgetShown, KeyRunList, MoneyShown, MoneySum, PriceList, PriceShown, TokenList, TokenShown } from "../../api/types.ts";
 import { formatCount, formatPrice, formatUsd, several, toNanos } from "../../model/money.ts";
 import { setParams } from "../../router.ts";
 import { Dialog, Failure, Meter, Money, Track, usePolled, type Level } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import type { PageProps } from "../index.ts";
+import { useBudgets } from "../use-lists.ts";
 import { DayChart } from "./chart.tsx";
 import { dayOf, daysBefore, everyDay, untilReset } from "./model.ts";
 import "./money.css";
@@ -189,7 +190,7 @@ const WHOSE: Record<DayBudgetShown["level"], (name: string) => string> = {
 };
 
 function Budgets({ isAdmin }: { isAdmin: boolean }) {
-  const budgets = usePolled("budgets", (signal) => get<BudgetsOfDay>("/api/budgets", signal), POLL_MS);
+  const budgets = useBudgets();
   const found = budgets.value;
   const levels = found?.budgets.map(
     (one): Level => ({
