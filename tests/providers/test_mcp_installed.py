@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 import pytest
 
-from penstock.providers.mcp import McpTools, StdioServer
+from penstock.providers.mcp import McpTools, StdioServer, installed
 from penstock.providers.mcp.installed import is_release_1, mcp_problem
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    def installed(name: str) -> str:
-        if version is None:
-            raise metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(metadata, "version", installed)
+    monkeypatch.setattr(installed, "VERSION", version)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,7 @@ async def test_a_version_that_is_too_old_is_named_with_what_to_do(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, version)
-    problem = f"MCP needs mcp 1.30 or newer, or mcp 2.3 or newer; {version} is installed here"
+    problem = f"mcp {version} is installed, and is too old; 1.30 or newer, or 2.3 or newer, works"
     assert mcp_problem() == f"{problem}: pip install 'penstock[mcp]'"
     with pytest.raises(ModuleNotFoundError, match=problem):
         async with McpTools(StdioServer(["true"])):
@@ -42,6 +35,6 @@ async def test_a_version_that_is_too_old_is_named_with_what_to_do(
 
 async def test_without_the_library_opening_a_server_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, None)
-    with pytest.raises(ModuleNotFoundError, match="not installed here: pip install 'penstock\\[mcp\\]'"):
+    with pytest.raises(ModuleNotFoundError, match="not installed: pip install 'penstock\\[mcp\\]'"):
         async with McpTools(StdioServer(["true"])):
             pass

@@ -15,26 +15,29 @@ OLDEST_1 = (1, 30)
 OLDEST_2 = (2, 3)
 
 
-def installed_version() -> str | None:
-    """Return the version of the installed library; None if there is none."""
+def _installed() -> str | None:
     try:
         return metadata.version("mcp")
     except metadata.PackageNotFoundError:
         return None
 
 
+VERSION = _installed()
+"""None without the library; found out when this is imported, because that reads files."""
+
+
 def is_release_1() -> bool:
     """Whether the installed library is of release 1."""
-    return (installed_version() or "").startswith("1.")
+    return VERSION is not None and VERSION.startswith("1.")
 
 
 def mcp_problem() -> str | None:
     """Return why MCP cannot be used in this environment, and what to do; None if it can."""
-    version = installed_version()
-    if version is None:
-        return "MCP needs the library mcp, which is not installed here: pip install 'penstock[mcp]'"
-    found = NUMBERS.match(version)
+    if VERSION is None:
+        return "the library mcp is not installed: pip install 'penstock[mcp]'"
+    found = NUMBERS.match(VERSION)
     numbers = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
     if OLDEST_1 <= numbers < (2, 0) or numbers >= OLDEST_2:
         return None
-    return f"MCP needs mcp 1.30 or newer, or mcp 2.3 or newer; {version} is installed here: pip install 'penstock[mcp]'"
+    too_old = f"mcp {VERSION} is installed, and is too old; 1.30 or newer, or 2.3 or newer, works"
+    return f"{too_old}: pip install 'penstock[mcp]'"

@@ -22,7 +22,6 @@ from penstock.errors import InvalidValue, PenstockError
 from penstock.money import Usd
 from penstock.providers.egress.failures import EgressDenied
 from penstock.providers.egress.workers import on_worker
-from penstock.providers.mcp.installed import mcp_problem
 from penstock.providers.mcp.servers import HttpServer, McpError, Server, StdioServer
 from penstock.runtime.context import ExecutionContext, current_call
 
@@ -245,12 +244,14 @@ def _shown(block: Json) -> str:
 
 
 def _library() -> Any:
-    """Import and return `Link`; called on a worker, because the import is slow."""
+    """Import and return `Link`; called on a worker, because imports are slow."""
+    from penstock.providers.mcp.installed import mcp_problem
+
     if (problem := mcp_problem()) is not None:
         raise ModuleNotFoundError(problem, name="mcp")
     try:
         from penstock.providers.mcp.link import Link
     except ModuleNotFoundError as error:  # of the other packages of the extra
-        message = f"MCP servers need {error.name}: pip install 'penstock[mcp]'"
+        message = f"MCP servers need {error.name}: install penstock[mcp]"
         raise ModuleNotFoundError(message, name=error.name) from error
     return Link
