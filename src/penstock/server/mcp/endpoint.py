@@ -162,8 +162,11 @@ class _Listening:
 
     async def send(self, message: Message) -> None:
         """Send a message of the response."""
-        self._is_open = message.get("more_body", message["type"] == "http.response.start")
+        begins = message["type"] == "http.response.start"
+        self._is_open = message.get("more_body", begins)
         await self._send(message)
+        if begins:  # the compression of older releases of starlette keeps it until a body comes: at the first ping
+            await self._send({"type": "http.response.body", "body": b"", "more_body": True})
 
     async def end(self) -> None:
         """Complete a response that was left open because the server closes."""
