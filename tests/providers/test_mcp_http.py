@@ -17,7 +17,7 @@ from penstock.agents import ToolCall
 from penstock.agents.messages import ToolResult
 from penstock.containment.safety import ToolCallContext
 from penstock.providers.egress import EgressDenied, EgressFailed, EgressPolicy
-from penstock.providers.mcp import HttpServer, McpTools
+from penstock.providers.mcp import HttpServer, McpError, McpTools
 from tests.mcp_library import IS_RELEASE_1, MCPServer, http_app
 
 Body = dict[str, Any]
@@ -119,6 +119,7 @@ class Hostile:
         self.act = act
         self.methods: list[str] = []
         self.heads: list[str] = []
+        self.version: Any = "2025-06-18"
         self.cancelled = asyncio.Event()
         self.port = 0
 
@@ -146,8 +147,7 @@ class Hostile:
         method, id = request.get("method"), request.get("id")
         if method == "initialize":
             info = {"name": "hostile", "version": "1"}
-            version = request["params"]["protocolVersion"]
-            return result(id, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
+            return result(id, {"protocolVersion": self.version, "capabilities": {"tools": {}}, "serverInfo": info})
         if method == "tools/list":
             return result(id, {"tools": [{"name": "act", "inputSchema": {"type": "object"}}]})
         if method == "tools/call":
@@ -304,6 +304,16 @@ async def test_requests_name_their_session_and_it_is_ended() -> None:
         for head in server.heads[begun:]:
             assert "\r\nmcp-session-id: s\r\n" in head
             assert "\r\nmcp-protocol-version: 20" in head
+
+
+@pytest.mark.parametrize("version", ["2025-06-18\r\nx: y", "é", 7, None])
+async def test_a_version_that_is_none_is_refused_when_the_server_is_opened(version: Any) -> None:
+    async with hostile(lambda request: b"") as server:
+        server.version = version
+        with pytest.raises(McpError):
+            async with McpTools(to(server.port)):
+                pass
+        assert "x: y" not in "".join(server.heads)
 
 
 async def test_the_error_for_an_unreachable_server_names_it() -> None:

@@ -8,8 +8,8 @@ breaks off is opened again, and the request of a cancelled call stays open. So m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -67,10 +67,10 @@ def message_of(data: bytes) -> SessionMessage:
 
 @asynccontextmanager
 async def http_streams(url: str, http: httpx2.AsyncClient, max_bytes: int) -> AsyncIterator[tuple[Any, Any]]:
-    """Yield the streams of the server at `url`; an event of an answer has at most `max_bytes`."""
+    """Yield the streams of the server at `url`; `http` limits a whole response to `max_bytes`."""
     incoming, received = anyio.create_memory_object_stream[Any](0)
     sending, outgoing = anyio.create_memory_object_stream[Any](MAX_WAITING)
-    posts = _Posts(url, http, max_bytes, incoming)
+    posts = _Posts(url, http, incoming)
     with incoming, received, sending, outgoing:
         async with anyio.create_task_group() as group:
             group.start_soon(posts.send_all, outgoing)
@@ -84,10 +84,9 @@ async def http_streams(url: str, http: httpx2.AsyncClient, max_bytes: int) -> As
 class _Posts:
     """Posts each message to a server, and passes on the messages in the responses."""
 
-    def __init__(self, url: str, http: httpx2.AsyncClient, max_bytes: int, incoming: Any) -> None:
+    def __init__(self, url: str, http: httpx2.AsyncClient, incoming: Any) -> None:
         self._url = url
         self._http = http
-        self._max_bytes = max_bytes
         self._incoming = incoming
         self._headers = dict(ACCEPT)
         self._active: dict[Any, anyio.CancelScope] = {}
@@ -133,24 +132,27 @@ class _Posts:
     async def _exchange(self, message: Any) -> str:
         """Send a request and pass on the messages of its response; return what is wrong if no answer is among them."""
         async with self._http.stream("POST", self._url, content=_json(message), headers=self._headers) as response:
-            session = response.headers.get(SESSION, "")
-            if message.method == "initialize" and session.isascii() and session.isprintable() and session:
-                self._headers[SESSION] = session
-            async for body in self._bodies(response):
-                answer = _answer(body, message.id, response.is_error)
-                if answer is None:
-                    continue
-                await self._pass_on(answer)
-                if isinstance(answer, types.JSONRPCError):
-                    return ""
-                if isinstance(answer, types.JSONRPCResponse) and answer.id == message.id:
-                    version = answer.result.get("protocolVersion")
-                    if message.method == "initialize" and isinstance(version, str):
-                        self._headers[PROTOCOL] = version
-                    return ""
+            if message.method == "initialize":
+                self._name(SESSION, response.headers.get(SESSION))
+            async with aclosing(self._bodies(response)) as bodies:
+                async for body in bodies:
+                    answer = _answer(body, message.id, response.is_error)
+                    if answer is None:
+                        continue
+                    is_result = isinstance(answer, types.JSONRPCResponse) and answer.id == message.id
+                    if is_result and message.method == "initialize":  # before the session sends the next message
+                        self._name(PROTOCOL, answer.result.get("protocolVersion"))
+                    await self._pass_on(answer)
+                    if is_result or isinstance(answer, types.JSONRPCError):
+                        return ""
             return f"its response, of status {response.status_code}, has no answer"
 
-    async def _bodies(self, response: httpx2.Response) -> AsyncIterator[Any]:
+    def _name(self, header: str, value: Any) -> None:
+        """Send a header of the server's choice from now on, if its value is one that a header may have."""
+        if isinstance(value, str) and value and value.isascii() and value.isprintable():
+            self._headers[header] = value
+
+    async def _bodies(self, response: httpx2.Response) -> AsyncGenerator[Any, None]:
         """Yield the JSON of each event of the response, or of its body."""
         if not response.headers.get("content-type", "").lower().startswith(EVENTS):
             yield parse_json(await response.aread())
