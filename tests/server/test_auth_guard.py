@@ -10,9 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp import MCPError
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.clock import Clock
@@ -20,6 +17,7 @@ from penstock.server.auth import Token
 from penstock.server.guards import AuthGuard
 from penstock.server.settings import ServerSettings
 from penstock.testing import ManualClock, SimLoop, explore
+from tests.mcp_library import MCPError, over_http
 from tests.server.served import (
     ECHO,
     GATE,
@@ -272,8 +270,7 @@ async def test_an_mcp_call_ends_with_its_token_and_cancels_its_run(clock: Manual
     async with (
         served(SETTINGS, clock=clock) as server,
         listening(server.app) as (host, port),
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {OLD}"}, timeout=30) as http,
-        Client(streamable_http_client(f"http://{host}:{port}/mcp", http_client=http), mode=mode) as client,
+        over_http(f"http://{host}:{port}/mcp", {"Authorization": f"Bearer {OLD}"}, mode) as client,
     ):
         await server.save("gate", GATE)
         calling = asyncio.ensure_future(client.call_tool("gate", {"input": "x"}, progress_callback=on_progress))

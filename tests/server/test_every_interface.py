@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import httpx2
 import pytest
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 from openai import AsyncOpenAI
 
+from tests.mcp_library import over_http
 from tests.server.served import SECRETS, edge, listening, node, parse_events, served, wire
 from tests.server.test_mcp import text
 
@@ -27,7 +26,7 @@ async def test_a_graph_saved_once_is_a_rest_resource_a_model_and_a_tool() -> Non
         async with (
             httpx2.AsyncClient(base_url=url, headers=AUTHORIZATION, timeout=30) as rest,
             AsyncOpenAI(api_key=TOKEN, base_url=f"{url}/v1", timeout=30, max_retries=0) as openai,
-            Client(streamable_http_client(f"{url}/mcp", http_client=rest)) as mcp,
+            over_http(f"{url}/mcp", AUTHORIZATION) as mcp,
         ):
             saved = await rest.put("/api/graphs/gate", json={"name": "Gate", "document": DOCUMENT})
             assert saved.status_code == 200, saved.text

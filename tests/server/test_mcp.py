@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +13,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp import MCPError
-from mcp.client.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
 
 from penstock.chat.service import ChatService
 from penstock.errors import InvalidValue
@@ -24,10 +22,11 @@ from penstock.server.mcp import server_for
 from penstock.server.mcp.calls import LIMITS
 from penstock.server.mcp.tools import RUN, input_of, tool_name, tool_of
 from penstock.server.schemas import MAX_MONEY_USD
+from tests import mcp_library
+from tests.mcp_library import MODES, MCPError
 from tests.nodes.graphs import graph, node
 from tests.server.openai_service import ANNA, BERT, GRAPHS, Served, serving
 
-MODES = ["legacy", "auto"]
 HELLO: dict[str, Any] = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -37,19 +36,17 @@ HELLO: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def in_memory(served: Served) -> AsyncIterator[Client]:
+async def in_memory(served: Served) -> AsyncIterator[Any]:
     chats = ChatService(served.host, served.stores.chats)
-    async with Client(server_for(served.host, chats, served.stores, user=User("anna", "user"))) as client:
+    server = server_for(served.host, chats, served.stores, user=User("anna", "user"))
+    async with mcp_library.in_memory(server) as client:
         yield client
 
 
 @asynccontextmanager
-async def over_http(served: Served, key: str = ANNA, mode: str = "auto") -> AsyncIterator[Client]:
+async def over_http(served: Served, key: str = ANNA, mode: str = "auto") -> AsyncIterator[Any]:
     headers = {"Authorization": f"Bearer {key}"}
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=30) as http,
-        Client(streamable_http_client(f"{served.url}/mcp", http_client=http), mode=mode) as client,
-    ):
+    async with mcp_library.over_http(f"{served.url}/mcp", headers, mode) as client:
         yield client
 
 
@@ -99,7 +96,7 @@ def record(document: dict[str, Any], **more: Any) -> GraphRecord:
 def test_the_schema_of_a_tool_is_that_of_the_graphs_input(
     document: dict[str, Any], input: dict[str, Any], required: list[str]
 ) -> None:
-    schema = tool_of(record(document)).input_schema
+    schema = tool_of(record(document)).model_dump(by_alias=True)["inputSchema"]
     assert schema["properties"]["input"] == {**input, "description": "The input of the graph."}
     assert schema["required"] == required
     assert schema["additionalProperties"] is False
@@ -190,13 +187,13 @@ async def test_a_run_without_a_result_is_a_tool_error() -> None:
 
 async def test_requested_limits_hold() -> None:
     async with serving() as served, in_memory(served) as client:
-        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_api_calls": 1}})  # type: ignore[arg-type]
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_api_calls": 1}})
         assert result.is_error
         assert "api_call_limit_exceeded" in text(result)
-        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_dreams": 3}})  # type: ignore[arg-type]
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: {"max_dreams": 3}})
         assert "max_api_calls" in text(result)
         too_much = {"max_cost_usd": MAX_MONEY_USD + 1}
-        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: too_much})  # type: ignore[arg-type]
+        result = await client.call_tool("greedy", {"input": "x"}, meta={LIMITS: too_much})
         assert "max_cost_usd must be at most 1000000" in text(result)
 
 
@@ -269,6 +266,16 @@ async def test_a_listening_stream_ends_cleanly_at_shutdown() -> None:
         assert (await http.post("/mcp", json=ping, headers={"Mcp-Session-Id": session})).status_code == 200
 
 
+async def test_ending_a_session_in_which_a_client_listens_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    headers = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {ANNA}"}
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url, headers=headers, timeout=30) as http:
+        session = {"Mcp-Session-Id": (await http.post("/mcp", json=HELLO)).headers["mcp-session-id"]}
+        async with http.stream("GET", "/mcp", headers=session) as listening:
+            assert (await http.delete("/mcp", headers=session)).status_code == 200
+            assert [piece async for piece in listening.aiter_bytes()] == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_shutdown_does_not_cancel_the_runs_of_calls() -> None:
     async with serving() as served:
         async with over_http(served) as client:
@@ -283,7 +290,7 @@ async def test_shutdown_does_not_cancel_the_runs_of_calls() -> None:
 
 
 STDIO = """
-import asyncio
+import asyncio, os
 from penstock.chat.service import ChatService
 from penstock.hosting.host import RunHost
 from penstock.nodes import executors
@@ -297,6 +304,12 @@ async def main():
     document = {"id": "g", "nodes": nodes, "edges": [edge]}
     await stores.graphs.save("plain", "local", "Plain", document, now_ms=1)
     async with RunHost(stores, executors=executors()) as host:
+        submit = host.submit
+        async def printing(**options):
+            print("printed", flush=True)
+            os.write(1, b"written")
+            return await submit(**options)
+        host.submit = printing
         await serve_stdio(host, ChatService(host, stores.chats), stores)
 
 asyncio.run(main())
@@ -305,7 +318,25 @@ asyncio.run(main())
 
 @pytest.mark.requirement("X-6")
 async def test_graphs_are_called_over_stdin_and_stdout() -> None:
-    program = StdioServerParameters(command=sys.executable, args=["-c", STDIO])
-    async with Client(stdio_client(program)) as client:
+    async with mcp_library.over_stdio(sys.executable, ["-c", STDIO]) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["plain"]
         assert text(await client.call_tool("plain", {"input": "ü\n"})) == "ü\n"
+
+
+def test_what_a_graph_prints_does_not_reach_standard_output() -> None:
+    command = [sys.executable, "-c", STDIO]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stderr is not None
+        begun = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        params = {"name": "plain", "arguments": {"input": "x"}}
+        for message in (HELLO, begun, {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}):
+            program.stdin.write(json.dumps(message).encode() + b"\n")
+        program.stdin.flush()
+        answers = [json.loads(program.stdout.readline()) for _ in range(2)]
+        program.stdin.close()
+        assert [answer["id"] for answer in answers] == [1, 2]
+        assert answers[1]["result"]["content"] == [{"type": "text", "text": "x"}]
+        assert program.stdout.read() == b""
+        assert b"printed\nwritten" in program.stderr.read()

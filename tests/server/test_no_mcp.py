@@ -1,4 +1,4 @@
-"""The server where release 2 of the MCP library is not installed, beside a framework that needs release 1."""
+"""The server without a supported version of the MCP library."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import sys
 
 import pytest
 
-from penstock.server.no_mcp import NOT_INSTALLED, is_mcp_installed
+from penstock.providers.mcp import installed
+from penstock.providers.mcp.installed import mcp_problem
 from penstock.server.serve import greeting
 from penstock.server.settings import ServerSettings
 from tests.server.served import CHAT, served
 
-
-@pytest.fixture
-def without_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mcp_types", None)
+NOT_INSTALLED = "the library mcp is not installed: pip install 'penstock[mcp]'"
 
 
-@pytest.mark.usefixtures("without_mcp")
-async def test_a_server_without_the_library_says_what_mcp_needs_and_serves_the_rest() -> None:
-    assert not is_mcp_installed()
+@pytest.fixture(params=[None, "1.9.4"])
+def problem(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """No version of the library, or one that is too old; what that means for a server."""
+    monkeypatch.setattr(installed, "VERSION", request.param)
+    return str(mcp_problem())
+
+
+async def test_a_server_without_the_library_says_what_mcp_needs_and_serves_the_rest(problem: str) -> None:
     async with served() as server, server.client("ann") as ann, server.client() as anonymous:
         await server.save("echo", CHAT)
         for method in ("POST", "GET", "DELETE"):
             answer = await ann.request(method, "/mcp", json={})
             assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_installed")
-            assert answer.json()["error"]["message"] == NOT_INSTALLED
+            assert answer.json()["error"]["message"] == problem
         assert (await anonymous.post("/mcp", json={})).status_code == 401
         question = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
         answer = await ann.post("/v1/chat/completions", json=question)
@@ -34,9 +37,8 @@ async def test_a_server_without_the_library_says_what_mcp_needs_and_serves_the_r
         assert answer.json()["choices"][0]["message"]["content"]
 
 
-@pytest.mark.usefixtures("without_mcp")
-def test_the_greeting_of_a_server_without_the_library_says_how_to_install_it() -> None:
-    assert "MCP  not installed: pip install 'penstock[mcp]'" in greeting(ServerSettings(), 8642, "memory:")
+def test_the_greeting_of_a_server_without_the_library_says_how_to_install_it(problem: str) -> None:
+    assert f"MCP  {problem}\n" in greeting(ServerSettings(), 8642, "memory:")
 
 
 def test_the_greeting_has_the_address_of_the_mcp_endpoint() -> None:
@@ -46,6 +48,8 @@ def test_the_greeting_has_the_address_of_the_mcp_endpoint() -> None:
 WITHOUT_MCP = """
 import sys
 sys.modules["mcp"] = sys.modules["mcp_types"] = None
+from penstock.providers.mcp import installed
+installed.VERSION = None
 import penstock.cli.service.gateway_command, penstock.cli.service.serve_command, penstock.cli.wrap.command
 from penstock.cli import main
 sys.exit(main(["mcp"]))

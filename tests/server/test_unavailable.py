@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from mcp import MCPError
-from mcp.client.client import Client
 
 from penstock.agents.scripted import ScriptedModel
 from penstock.containment.breaker import CircuitBreaker
@@ -31,6 +29,7 @@ from penstock.server.unavailable import (
 )
 from penstock.stops import Stop, StopReason
 from penstock.testing import ManualClock
+from tests.mcp_library import MCPError, in_memory
 from tests.nodes.graphs import graph, node
 from tests.server.openai_service import PRICE, chat_with, last
 from tests.server.served import ECHO, Served, served
@@ -161,9 +160,9 @@ async def test_no_stream_reveals_the_location_of_a_database(logged: list[str]) -
 
 
 @asynccontextmanager
-async def over_mcp(server: Served) -> AsyncIterator[Client]:
+async def over_mcp(server: Served) -> AsyncIterator[Any]:
     stores: Any = server.stores
-    async with Client(server_for(server.host, server.chats, stores, user=User("ann", "user"))) as client:
+    async with in_memory(server_for(server.host, server.chats, stores, user=User("ann", "user"))) as client:
         yield client
 
 

@@ -2,7 +2,8 @@
 
     python -m tools.adopt [NAME …]
 
-Each framework has an environment of its own below build/adopt/, made on first use. The programs run in a network
+Each framework has an environment of its own below build/adopt/, made on first use, with all extras of Penstock beside
+it, so that an extra that needs what a framework forbids is noticed here. The programs run in a network
 namespace that has nothing but a loopback interface, where the system allows one. Results of frameworks that are not
 named are those of the last time; the page is written when every framework has one.
 """
@@ -16,13 +17,12 @@ from dataclasses import asdict, dataclass
 
 from tools.adopt.judge import Verdict, judge, table
 from tools.adopt.probes import Line
-from tools.environments import ROOT, NotInstalled, environment, isolation, last_line, variables
+from tools.environments import ROOT, NotInstalled, environment, isolation, last_line, requirements, variables
 from tools.pages import write_part
 
 BUILD = ROOT / "build" / "adopt"
 PAGE = ROOT / "docs" / "existing-code.md"
 MAX_PROGRAM_S = 420
-PENSTOCK_NEEDS = ("pydantic>=2.10", "httpx2>=2.16")
 
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
     "langgraph": ("langgraph", "langchain", "langchain-openai"),
@@ -86,7 +86,7 @@ def main(names: list[str]) -> int:
 def run_example(name: str, prefix: list[str]) -> str:
     """Run the example of a framework in its environment; return what is wrong, or an empty string."""
     try:
-        python = environment(BUILD / name, [*FRAMEWORKS[name], *PENSTOCK_NEEDS])
+        python = environment(BUILD / name, [*FRAMEWORKS[name], *requirements("all")])
     except NotInstalled as error:
         return f"not installed: {error}"
     home = BUILD / "home"
@@ -105,7 +105,7 @@ def run_example(name: str, prefix: list[str]) -> str:
 def _drive(name: str, prefix: list[str]) -> Result:
     """Make the environment if it is not there, and run the program."""
     try:
-        python = environment(BUILD / name, [*FRAMEWORKS[name], *PENSTOCK_NEEDS])
+        python = environment(BUILD / name, [*FRAMEWORKS[name], *requirements("all")])
     except NotInstalled as error:
         return Result(problem=f"not installed: {error}")
     home = BUILD / "home"

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError
+from penstock.providers.mcp.installed import mcp_problem
 from penstock.server.audit import AuditGuard, AuditLog
 from penstock.server.errors import on_error
 from penstock.server.gateway_mount import GatewayMount
@@ -34,7 +35,7 @@ from penstock.server.guards import (
     RequestContextGuard,
 )
 from penstock.server.metrics import Metrics
-from penstock.server.no_mcp import NoMcp, is_mcp_installed
+from penstock.server.no_mcp import NoMcp
 from penstock.server.openai.retries import Retries
 from penstock.server.openai.router import create_openai_router
 from penstock.server.openai.runs import RunHandle
@@ -132,8 +133,10 @@ def create_app(
     )
     app.router.routes.extend(_rest_routes())
     app.state.contexts = ()  # context managers entered at startup and exited at shutdown
-    endpoint: ASGIApp = NoMcp()
-    if is_mcp_installed():
+    endpoint: ASGIApp
+    if (problem := mcp_problem()) is not None:
+        endpoint = NoMcp(problem)
+    else:
         from penstock.server.mcp import create_mcp
 
         endpoint = mcp = create_mcp(host, chats, stores, checker, settings=settings, streams=state.streams)

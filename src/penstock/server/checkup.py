@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.errors import PenstockError
 from penstock.kernel.executor import ExecutorRegistry
+from penstock.providers.mcp.installed import mcp_problem
 
 if TYPE_CHECKING:
     from penstock.runtime.billing.prices import PriceBook
@@ -50,7 +51,7 @@ EXTRAS = (
     Extra(("fastapi", "uvicorn"), "penstock serve", "server"),
     Extra(("httpx2",), "http-request nodes, penstock runs and chat", "http"),
     Extra(("asyncpg",), "PostgreSQL", "postgres"),
-    Extra(("mcp", "mcp-types"), "tools of MCP servers, and being one", "mcp"),
+    Extra(("mcp",), "tools of MCP servers, and being one", "mcp"),
     Extra(("openai",), "OpenAI and compatible servers", "openai"),
     Extra(("anthropic",), "Anthropic", "anthropic"),
     Extra(("genai-prices",), "prices of models", "prices"),
@@ -109,6 +110,8 @@ def _extra(extra: Extra) -> Finding:
         return Finding(
             extra.extra, "missing", f"not installed; for {extra.purpose}", f"pip install 'penstock[{extra.extra}]'"
         )
+    if "mcp" in extra.packages and (problem := mcp_problem()) is not None:
+        return Finding(extra.extra, "broken", found, problem)
     return Finding(extra.extra, "ok", found)
 
 

@@ -25,11 +25,11 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import InvalidValue
 from penstock.hosting.host import HostSettings, RunHost
 from penstock.hosting.ports import ENDED, RunStatus
+from penstock.providers.mcp.installed import mcp_problem
 from penstock.runtime.billing.prices import PriceBook, default_prices
 from penstock.server.app import create_app, state_of
 from penstock.server.connection import MAX_ACCEPTED, ConnectionLimit, allowed_connections, bounded
 from penstock.server.errors import ApiError, send_error
-from penstock.server.no_mcp import is_mcp_installed
 from penstock.server.settings import ServerSettings, is_loopback
 from penstock.server.ui_files import load_ui
 from penstock.storage import open_stores
@@ -180,7 +180,7 @@ def greeting(
     runs = (
         _number(unfinished, "unfinished run") if unfinished < MAX_COUNTED else f"{MAX_COUNTED} or more unfinished runs"
     )
-    mcp = f"{address}/mcp" if is_mcp_installed() else "not installed: pip install 'penstock[mcp]'"
+    mcp = mcp_problem() or f"{address}/mcp"
     resumes = f"  resuming      {runs}; the runs of a killed server {lease_s:g} s after it died"
     return "\n".join(
         (

@@ -17,6 +17,7 @@ import pytest
 
 from penstock.cli.service.doctor import check, check_gateway
 from penstock.kernel import executor
+from penstock.providers.mcp import installed
 from penstock.server.checkup import Finding, guarded
 from penstock.storage import newest_version
 from penstock.testing import ManualClock
@@ -70,7 +71,7 @@ def test_doctor_shows_whether_a_key_is_set_and_never_its_value(
     ("package", "extra", "purpose"),
     [
         ("asyncpg", "postgres", "PostgreSQL"),
-        ("mcp-types", "mcp", "tools of MCP servers, and being one"),  # release 1 of mcp has no such package
+        ("mcp", "mcp", "tools of MCP servers, and being one"),
     ],
 )
 def test_a_part_that_is_not_installed_is_missing_with_the_command_that_installs_it(
@@ -87,6 +88,12 @@ def test_a_part_that_is_not_installed_is_missing_with_the_command_that_installs_
     assert found(extra) == Finding(
         extra, "missing", f"not installed; for {purpose}", f"pip install 'penstock[{extra}]'"
     )
+
+
+def test_a_version_of_the_mcp_library_that_is_too_old_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "VERSION", "1.9.4")
+    version = metadata.version("mcp")
+    assert found("mcp") == Finding("mcp", "broken", f"mcp {version}", str(installed.mcp_problem()))
 
 
 def test_a_sqlite_that_is_too_old_is_broken(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:

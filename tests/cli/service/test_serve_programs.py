@@ -12,8 +12,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 from openai import OpenAI
 
 from penstock.cli.exits import Failed
@@ -21,6 +19,7 @@ from penstock.cli.remote.connection import Connection
 from penstock.cli.render.events import RunEvent
 from tests.cli.conftest import Penstock
 from tests.cli.service.test_serve import Server, served
+from tests.mcp_library import over_http
 from tests.storage.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
@@ -186,10 +185,7 @@ def test_openai_sdk_gets_answers_of_a_graph_and_of_an_agent_whole_and_in_pieces(
 
 async def test_programs_are_tools_of_an_mcp_client(programs: Path) -> None:
     with both() as server:
-        async with (
-            httpx2.AsyncClient(timeout=60) as http,
-            Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
-        ):
+        async with over_http(f"{server.url}/mcp", {}) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             published = await client.call_tool("publisher", {"input": ["this", 7]})
             answered = await client.call_tool("helper", {"input": "hello"})

@@ -233,10 +233,10 @@ def mcp(
     """
     from penstock.cli.loading.services import ServiceOptions
     from penstock.cli.service.serve_command import ServeArguments, serve_tools
-    from penstock.server.no_mcp import NOT_INSTALLED, is_mcp_installed
+    from penstock.providers.mcp.installed import mcp_problem
 
-    if not is_mcp_installed():
-        raise Refused(NOT_INSTALLED)
+    if (problem := mcp_problem()) is not None:
+        raise Refused(problem)
     for name, stream in (("standard input", sys.stdin), ("standard output", sys.stdout)):
         if stream is None or stream.closed:
             raise Refused(f"an MCP client needs standard input and output, and {name} is closed")

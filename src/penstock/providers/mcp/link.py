@@ -4,6 +4,9 @@ The MCP library ties a connection to the task that opened it. So a dedicated tas
 may be called from any task, and such a call can be cancelled without waiting for the server. The library's automatic
 behaviour is disabled: it does not reconnect, caches no results, does not list tools again and validates no result
 against a schema that came from the server.
+
+Tools and results are returned as the JSON objects of the protocol, checked for their form by the library, because the
+releases of the library name their attributes differently.
 """
 
 from __future__ import annotations
@@ -12,19 +15,18 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import httpx2
-import mcp_types as types
-from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
+from mcp import types
 from pydantic import ValidationError
 
 from penstock.providers.egress import EgressClient, EgressError, EgressPolicy
+from penstock.providers.mcp.library import LibraryError, Request, connect, http_streams
 from penstock.providers.mcp.process import ServerProcess
 from penstock.providers.mcp.servers import HttpServer, McpError, StdioServer
 
-T = TypeVar("T")
+Json = dict[str, Any]
 
 CLOSE_S = 10.0
 """Time allowed for a clean close before it is cancelled."""
@@ -42,12 +44,12 @@ class Link:
         self._failed: list[EgressError] = []
         """The last error of the egress guard."""
         self._closing = asyncio.Event()
-        self._opened: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
-        self._client: Client | None = None
+        self._opened: asyncio.Future[list[Json]] = asyncio.get_running_loop().create_future()
+        self._request: Request | None = None
         self._owner: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[Any]] = set()
 
-    async def open(self) -> list[types.Tool]:
+    async def open(self) -> list[Json]:
         """Connect and return the server's tools; raise McpError if that takes too long."""
         self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}")
         try:
@@ -59,7 +61,7 @@ class Link:
                 raise self._error(f"it did not start within {self._server.start_timeout_s:g} s") from None
             raise
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Json:
         """Call a tool and return the server's result; raise McpError if the call fails."""
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         task = asyncio.create_task(self._ask(request, types.CallToolResult), name=f"mcp {self.name} {tool[:64]}")
@@ -91,7 +93,7 @@ class Link:
 
     async def _own(self) -> None:
         try:
-            async with self._client_of() as self._client:
+            async with self._connection() as self._request:
                 self._opened.set_result(await self._list())
                 await self._closing.wait()
         except Exception as error:
@@ -99,35 +101,36 @@ class Link:
                 self._opened.set_exception(self._translated(_first(error)))
                 self._opened.exception()  # mark as retrieved, in case no caller is waiting any more
         finally:
-            self._client = None
+            self._request = None
 
-    def _client_of(self) -> AbstractAsyncContextManager[Client]:
+    def _connection(self) -> AbstractAsyncContextManager[Request]:
         server = self._server
         if isinstance(server, HttpServer):
             return _over_http(server, self._failed)
         assert self._process is not None
-        return Client(self._process.streams(), cache=None)
+        return connect(self._process.streams())
 
-    async def _list(self) -> list[types.Tool]:
-        tools: list[types.Tool] = []
+    async def _list(self) -> list[Json]:
+        tools: list[Json] = []
         cursor: str | None = None
         for _page in range(self._max_tools + 1):
             request = types.ListToolsRequest(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
             listed = await self._ask(request, types.ListToolsResult)
-            tools += listed.tools
+            tools += listed["tools"]
             if len(tools) > self._max_tools:
                 raise self._error(f"it has more than {self._max_tools} tools")
-            cursor = listed.next_cursor
+            cursor = listed.get("nextCursor")
             if not cursor:
                 return tools
         raise self._error("its list of tools does not end")
 
-    async def _ask(self, request: types.ClientRequest, result: type[Any]) -> Any:
-        client = self._client
-        if client is None:
+    async def _ask(self, request: Any, result: type[Any]) -> Json:
+        send = self._request
+        if send is None:
             raise self._error("it is closed")
         try:
-            return await client.session.send_request(request, result)
+            answer = await send(request, result)
+            return cast(Json, answer.model_dump(by_alias=True, mode="json", exclude_unset=True))
         except Exception as error:
             raise self._translated(error) from error
 
@@ -149,7 +152,7 @@ class Link:
             return self._failed[-1]
         if self._process is not None and self._process.why is not None:
             return self._error(self._process.why)
-        if isinstance(error, MCPError):
+        if isinstance(error, LibraryError):
             return self._error(str(error))
         if isinstance(error, ValidationError):
             return self._error("its answer is not of the form the protocol asks for")
@@ -157,18 +160,15 @@ class Link:
 
 
 @asynccontextmanager
-async def _over_http(server: HttpServer, failed: list[EgressError]) -> AsyncIterator[Client]:
+async def _over_http(server: HttpServer, failed: list[EgressError]) -> AsyncIterator[Request]:
     policy = server.policy or EgressPolicy(allow_hosts=[_host_of(server.url)])
     # The tool's own timeout bounds how long a call takes; the guard bounds what is read.
     bounded = replace(policy, timeout_s=MAX_WAIT_S, max_bytes=min(policy.max_bytes, server.max_message_bytes))
     async with EgressClient(bounded, ssl_context=server.ssl_context) as egress:
         transport = _Posting(await egress.guard(), failed)
-        async with httpx2.AsyncClient(
-            transport=transport, trust_env=False, headers=dict(server.headers), timeout=None
-        ) as http:
-            streams = streamable_http_client(server.url, http_client=http, max_sse_event_size=bounded.max_bytes)
-            async with Client(streams, cache=None) as client:
-                yield client
+        http = httpx2.AsyncClient(transport=transport, trust_env=False, headers=dict(server.headers), timeout=None)
+        async with http, connect(http_streams(server.url, http, bounded.max_bytes)) as request:
+            yield request
 
 
 class _Posting(httpx2.AsyncBaseTransport):

@@ -18,8 +18,8 @@ from typing import Any
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
 
+from penstock.providers.mcp.library import message_of
 from penstock.providers.mcp.servers import StdioServer
 
 PIECE = 65_536
@@ -182,6 +182,6 @@ async def lines(stream: asyncio.StreamReader, max_bytes: int) -> AsyncIterator[b
 
 def _message(line: bytes) -> SessionMessage | None:
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return message_of(line)
     except (ValueError, RecursionError):
         return None

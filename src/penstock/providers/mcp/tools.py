@@ -28,6 +28,8 @@ from penstock.runtime.context import ExecutionContext, current_call
 if TYPE_CHECKING:
     from penstock.providers.mcp.link import Link
 
+Json = dict[str, Any]
+
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 4_000
 MAX_SCHEMA = 50_000
@@ -126,29 +128,30 @@ class McpTools:
         if link is not None:
             await link.close()
 
-    def _read(self, listed: Sequence[Any]) -> Iterator[Tool]:
+    def _read(self, listed: Sequence[Json]) -> Iterator[Tool]:
         """Yield a tool for each listed tool that `only` allows; raise McpError for one that cannot be offered."""
         offered: dict[str, str] = {}
         for one in listed:
-            if self.only is not None and one.name not in self.only:
+            name = one["name"]
+            if self.only is not None and name not in self.only:
                 continue
-            called = offered_name(self.prefix, one.name)
+            called = offered_name(self.prefix, name)
             if called in offered:
-                raise McpError(self.name, f"it has two tools of the name {one.name[:MAX_NAME]!r}")
-            offered[called] = one.name
+                raise McpError(self.name, f"it has two tools of the name {name[:MAX_NAME]!r}")
+            offered[called] = name
             yield self._tool(called, one)
         if self.only is not None and not self.only <= set(offered.values()):
             missing = ", ".join(sorted(self.only - set(offered.values())))
             raise McpError(self.name, f"it has no tool {missing}")
 
-    def _tool(self, called: str, listed: Any) -> Tool:
-        schema: Mapping[str, Any] = listed.input_schema
+    def _tool(self, called: str, listed: Json) -> Tool:
+        schema: Mapping[str, Any] = listed["inputSchema"]
         if schema.get("type") != "object":
             raise McpError(self.name, f"the tool {called!r} does not take arguments by name")
         if len(json.dumps(schema)) > MAX_SCHEMA:
             raise McpError(self.name, f"the schema of the tool {called!r} is longer than {MAX_SCHEMA:,} characters")
-        description = (listed.description or "")[:MAX_DESCRIPTION]
-        run = self._runs(called, listed.name)
+        description = (listed.get("description") or "")[:MAX_DESCRIPTION]
+        run = self._runs(called, listed["name"])
         return Tool(run, name=called, description=description, parameters=schema, **self._options)
 
     def _runs(self, called: str, name: str) -> Any:
@@ -217,31 +220,38 @@ def _ask_hooks(url: str) -> None:
         raise EgressDenied(url, f"a hook of the run answered {decision}")
 
 
-def _value(tool: str, result: Any) -> Any:
+def _value(tool: str, result: Json) -> Any:
     """Return the text of a result, or its structured content if there is no text."""
-    text = "\n".join(_shown(block) for block in result.content)
-    if result.is_error:
+    text = "\n".join(_shown(block) for block in result["content"])
+    if result.get("isError"):
         raise McpToolFailed(tool, text)
-    return result.structured_content if not text and result.structured_content is not None else text
+    structured = result.get("structuredContent")
+    return structured if not text and structured is not None else text
 
 
-def _shown(block: Any) -> str:
+def _shown(block: Json) -> str:
     """Return a content block as text; a block without text is described in brackets."""
-    if block.type == "text":
-        return str(block.text)
-    if block.type == "resource":
-        text = getattr(block.resource, "text", None)
-        return text if isinstance(text, str) else f"[{block.resource.mime_type or 'a file'}: {block.resource.uri}]"
-    if block.type == "resource_link":
-        return f"[{block.name}: {block.uri}]"
-    return f"[{block.type}, {block.mime_type}, {len(block.data) * 3 // 4:,} bytes]"
+    kind = block["type"]
+    if kind == "text":
+        return str(block["text"])
+    if kind == "resource":
+        resource = block["resource"]
+        text = resource.get("text")
+        return text if isinstance(text, str) else f"[{resource.get('mimeType') or 'a file'}: {resource['uri']}]"
+    if kind == "resource_link":
+        return f"[{block['name']}: {block['uri']}]"
+    return f"[{kind}, {block['mimeType']}, {len(block['data']) * 3 // 4:,} bytes]"
 
 
 def _library() -> Any:
-    """Import and return `Link`; called on a worker, because the import is slow."""
+    """Import and return `Link`; called on a worker, because imports are slow."""
+    from penstock.providers.mcp.installed import mcp_problem
+
+    if (problem := mcp_problem()) is not None:
+        raise ModuleNotFoundError(problem, name="mcp")
     try:
         from penstock.providers.mcp.link import Link
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError as error:  # of the other packages of the extra
         message = f"MCP servers need {error.name}: install penstock[mcp]"
         raise ModuleNotFoundError(message, name=error.name) from error
     return Link

@@ -2,6 +2,7 @@
 
 tools      a graph as a tool, a run as its result       calls      handlers of tools/list and tools/call
 endpoint   streamable HTTP, stdin and stdout            sessions   session limits and eviction
+library    what differs between releases of the MCP library
 
 Each graph is a tool: a call starts a run owned by the caller, under the host's limits, and returns its result.
 Events of the nodes are reported as progress; cancelling a call cancels its run. A run that fails, is halted or is

@@ -10,16 +10,14 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import mcp_types as types
-from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
-from mcp.shared.exceptions import MCPError
+from mcp import types
 
 from penstock.errors import PenstockError
 from penstock.hosting.ports import GraphRecord, RunRecord
 from penstock.server.auth import User
 from penstock.server.errors import api_error, fault_location, public_text
 from penstock.server.graph_check import GraphChecker, all_graphs, is_conversational
+from penstock.server.mcp.library import Context, MCPError, create_server
 from penstock.server.mcp.tools import failed, input_of, progress_of, result_of, tool_name, tool_of
 from penstock.server.schemas import parse_limits
 
@@ -37,8 +35,6 @@ CANCELLED = "the tool call was cancelled"
 FAILED = "the server failed to answer; its log has the location"
 
 LOG = logging.getLogger("penstock.server")
-
-Context = ServerRequestContext[Any, Any]
 
 
 class Calls:
@@ -128,13 +124,7 @@ def _converting_errors() -> Iterator[None]:
         raise MCPError(code, FAILED if known.status == 500 else str(known)) from None
 
 
-def server_of(calls: Calls) -> Server[Any]:
+def server_of(calls: Calls) -> Any:
     """Create the MCP server, without a transport."""
-    return Server(
-        "penstock",
-        version=str(sys.modules["penstock"].__version__),
-        instructions=INSTRUCTIONS,
-        on_list_tools=calls.list_tools,
-        on_call_tool=calls.call_tool,
-        get_tool_input_schema=lambda _: None,  # otherwise every call would first list all tools
-    )
+    version = str(sys.modules["penstock"].__version__)
+    return create_server(version, INSTRUCTIONS, calls.list_tools, calls.call_tool)

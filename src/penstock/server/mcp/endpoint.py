@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.server.auth import LOCAL, User, current_user
@@ -24,6 +21,7 @@ from penstock.server.errors import ApiError, send_error
 from penstock.server.graph_check import GraphChecker
 from penstock.server.guards import headers_named
 from penstock.server.mcp.calls import Calls, server_of
+from penstock.server.mcp.library import has_sessions, stdio_server
 from penstock.server.mcp.sessions import Session, Sessions
 from penstock.server.settings import ServerSettings
 from penstock.server.sse import Streams, first_done
@@ -164,8 +162,11 @@ class _Listening:
 
     async def send(self, message: Message) -> None:
         """Send a message of the response."""
-        self._is_open = message.get("more_body", message["type"] == "http.response.start")
+        begins = message["type"] == "http.response.start"
+        self._is_open = message.get("more_body", begins)
         await self._send(message)
+        if begins:  # the compression of older releases of starlette keeps it until a body comes: at the first ping
+            await self._send({"type": "http.response.body", "body": b"", "more_body": True})
 
     async def end(self) -> None:
         """Complete a response that was left open because the server closes."""
@@ -176,7 +177,7 @@ class _Listening:
 def _has_sessions(scope: Scope) -> bool:
     """Whether the request's protocol version has sessions; a request without a version is assumed to."""
     versions = headers_named(scope, PROTOCOL)
-    return not versions or versions[0].decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
+    return not versions or has_sessions(versions[0].decode("latin-1"))
 
 
 def _ends(method: str, status: int) -> bool:
@@ -202,7 +203,7 @@ def create_mcp(
     return McpEndpoint(Calls(host, chats, stores, graphs, current_user), settings or ServerSettings(), streams)
 
 
-def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> Server[Any]:
+def server_for(host: RunHost, chats: ChatService, stores: Stores, *, user: User = LOCAL) -> Any:
     """Create an MCP server for any transport; `user` owns all its runs."""
 
     def fixed_user(_: Any) -> User:

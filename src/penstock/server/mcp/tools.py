@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import mcp_types as types
+from mcp import types
 
 from penstock.chat.turn import answer_text
 from penstock.errors import InvalidValue
@@ -54,9 +54,8 @@ def tool_of(graph: GraphRecord) -> types.Tool:
     """Return the tool of a graph."""
     given = graph.document.get("description")
     description = given if isinstance(given, str) and given else f"Runs the graph {graph.name or graph.id!r}."
-    return types.Tool(
-        name=tool_name(graph.id), title=graph.name or None, description=description, input_schema=_input_schema(graph)
-    )
+    tool = {"name": tool_name(graph.id), "description": description, "inputSchema": _input_schema(graph)}
+    return types.Tool.model_validate({**tool, "title": graph.name or None})
 
 
 def _input_schema(graph: GraphRecord) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def progress_of(event: HostedEvent) -> str | None:
 
 def failed(message: str, run: RunRecord | None = None) -> types.CallToolResult:
     """Return a tool error, for the model that called the tool."""
-    return types.CallToolResult(content=[types.TextContent(text=message)], is_error=True, _meta=_about(run))
+    return _result(message, run, isError=True)
 
 
 def result_of(run: RunRecord) -> types.CallToolResult:
@@ -113,11 +112,13 @@ def result_of(run: RunRecord) -> types.CallToolResult:
         why = ": ".join(part for part in (run.stop_reason, public_error(run.stop_reason, run.error)) if part)
         outcome = "failed" if run.status == "failed" else f"was {run.status}"
         return failed(f"run {run.id} {outcome}{': ' if why else ''}{why}", run)
-    text = answer_text(run.output)
-    structured = run.output if isinstance(run.output, dict) else None
-    return types.CallToolResult(
-        content=[types.TextContent(text=text)], structured_content=structured, _meta=_about(run)
-    )
+    return _result(answer_text(run.output), run, structuredContent=run.output if isinstance(run.output, dict) else None)
+
+
+def _result(text: str, run: RunRecord | None, **more: Any) -> types.CallToolResult:
+    """Return a result, which is made as the protocol names it: attributes differ between releases of the library."""
+    content = [{"type": "text", "text": text}]
+    return types.CallToolResult.model_validate({"content": content, "_meta": _about(run), **more})
 
 
 def _about(run: RunRecord | None) -> dict[str, Any] | None:
