@@ -1,0 +1,45 @@
+"""The commands of a page do what it says, typed one after the other, and print the output that it shows."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.reader import Reader
+from tests.docs.stories import STORIES
+from tests.forked import install_command
+from tests.storage.postgres import postgres_schemas, postgres_server
+
+__all__ = ["postgres_schemas", "postgres_server"]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, forks: None) -> dict[str, str]:
+    """The environment of a reader: `penstock`, `python` and the programs of this machine, and no key."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    install_command(folder)
+    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**kept, "PATH": path, "HOME": str(tmp_path / "home"), "NO_PROXY": "*", "PYTHONUTF8": "1"}
+
+
+@pytest.mark.parametrize("page", STORIES)
+def test_the_commands_of_a_page_print_what_it_shows(
+    page: str, tmp_path: Path, programs: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def database() -> str:
+        return str(request.getfixturevalue("postgres_schemas")())
+
+    with Reader(page, home, programs, database) as reader:
+        STORIES[page](reader)
+        reader.do()
+        reader.stop()
