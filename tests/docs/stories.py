@@ -141,26 +141,22 @@ sys.exit(main())
 """The command line without its pauses."""
 
 
-def follow(reader: Reader, run: str) -> subprocess.Popen[str]:
-    """Start to follow a run."""
-    return reader.start(sys.executable, "impatient.py", "runs", "tail", run, "--all")
-
-
 def until(process: subprocess.Popen[str], *texts: str) -> None:
     """Read what a program prints up to a line that contains the texts."""
     assert process.stdout is not None
     assert any(all(text in line for text in texts) for line in process.stdout)
 
 
+ANN, BOB, EVE = (f"{name}:user:secret-of-{name}-0123456789" for name in ("ann", "bob", "eve"))
+PAST = " until=2020-01-01"
+
+
 @story("docs/cli-service.md")
 def _(reader: Reader) -> None:
     reader.do("penstock serve --tokens")
-    reader.set(PENSTOCK_DB="sqlite:///other.db")
-    ann, bob, eve = (f"{name}:user:secret-of-{name}-0123456789" for name in ("ann", "bob", "eve"))
-    past = " until=2020-01-01"
-    reader.write(tokens__txt=f"{ann}{past}\n{bob}\n{eve}{past}\n")
+    reader.write(tokens__txt=f"{ANN}{PAST}\n{BOB}\n{EVE}{PAST}\n")
     reader.step()
-    reader.write(tokens__txt=f"{ann}\n{bob}\n")
+    reader.write(tokens__txt=f"{ANN}\n{BOB}\n")
     reader.step()
     reader.serve("penstock serve --cost-ceiling 5")
     reader.step()
@@ -172,35 +168,33 @@ def _(reader: Reader) -> None:
     reader.step()
     reader.write(unpriced__py=UNPRICED, twice__json=document("unpriced", "unpriced"))
     reader.serve("penstock serve twice.json --models unpriced.py:models")
-    run = reader.run("twice", "--input", '"dams"')
-    reader.ids["01a1e22d-0b4c-7d0e-8e6b-6f0f3a1c9a44"] = run
+    reader.ids["01a1e22d-0b4c-7d0e-8e6b-6f0f3a1c9a44"] = reader.run("twice", "--input", '"dams"')
     reader.step()
 
     # A server that is stopped, while one of its runs ends and another one does not.
-    reader.write(gates__py=GATES, slow__py=SLOW, impatient__py=IMPATIENT)
+    reader.write(gates__py=GATES)
     reader.serve("penstock serve gates.py:low gates.py:high --log-format json")
     for gate in ("low", "high"):
-        run = reader.penstock("runs", "start", gate).partition(":")[0]
-        until(follow(reader, run), "node.started")
+        until(reader.start("penstock", "runs", "tail", started(reader, gate)), "node.started")
     reader.signal(signal.SIGINT, "stopping: ")
     (reader.folder / "low").touch()
     reader.signal(None, '"status": "completed"')
     reader.compare("".join(line for line in reader.stop().splitlines(True) if not line.startswith("{")))
 
-    # The runs of the page itself are in another database.
-    reader.set(PENSTOCK_DB="sqlite:///penstock.db")
+
+@story("docs/chat-terminal.md")
+def _(reader: Reader) -> None:
     reader.serve("penstock serve")
     reader.do("· calls send_mail")
-    reader.write(mailer__py=MAILER)
-    reader.set(PENSTOCK_DB="sqlite:///other.db")
-    reader.serve("penstock serve mailer.py --models slow.py:models")
+    reader.write(mailer__py=MAILER, slow__py=SLOW, impatient__py=IMPATIENT)
+    reader.serve("penstock serve mailer.py")
     with reader.terminal("chat", "mailer", "-m", "write to Ann") as terminal:
         reader.compare(terminal.until("[y/n]") + "[y/n]")
 
     # A server that is killed under those who follow a run, and who stop an answer.
     reader.serve("penstock serve --models slow.py:models")
-    run = reader.penstock("runs", "start", "pipeline", "--input", '"count to 1000"').partition(":")[0]
-    following = follow(reader, run)
+    run = started(reader, "pipeline", "--input", '"count to 1000"')
+    following = reader.start(sys.executable, "impatient.py", "runs", "tail", run, "--all")
     until(following, "text.delta")
     with reader.terminal("chat", "assistant", "-m", "count to 1000") as terminal:
         terminal.until("1, 2, 3,")
@@ -211,7 +205,9 @@ def _(reader: Reader) -> None:
         terminal.until("penstock: the cancel")
         reader.compare("penstock: the cancel" + terminal.until("\n") + "\n")
 
-    reader.set(PENSTOCK_DB="sqlite:///penstock.db")
+
+@story("docs/runs.md")
+def _(reader: Reader) -> None:
     reader.serve("penstock serve")
     reader.do("penstock runs show 01a1e228-d1a4")
     reader.penstock("runs", "tail", reader.ids["01a1e029-24b4-7629-8e04-a429c61ef6a1"])
@@ -226,19 +222,28 @@ def _(reader: Reader) -> None:
     reader.ids["01a1e228-d8f9-7724-a978-5fb918a83174"] = reader.run("pipeline", "--input", '"dams"', code=3)
     reader.step()
 
+    # The runs of the page are in the first database.
     reader.set(PENSTOCK_DB="sqlite:///penstock.db")
     reader.serve("penstock serve")
-    reader.do("penstock runs bills")
 
-    # A call whose bill is unknown.
-    reader.set(PENSTOCK_DB="sqlite:///bills.db")
+
+@story("docs/bills.md")
+def _(reader: Reader) -> None:
     reader.write(losing__py=LOSING, report__json=document("writer", max_output_tokens=4096))
     reader.serve("penstock serve report.json --models losing.py:models --prices losing.py:prices")
     reader.run("report", "--input", '"dams"', "--max-cost", "0.41", code=3)
-    reader.do("penstock doctor")
 
-    last, soon = "2020-01-01", (datetime.now(UTC) + timedelta(days=3)).date().isoformat()
-    reader.write(tokens__txt=f"{ann} until={last}\n{bob} until={soon}\n")
+
+@story("docs/backups.md")
+def _(reader: Reader) -> None:
+    reader.serve("penstock serve")
+
+
+@story("docs/doctor.md")
+def _(reader: Reader) -> None:
+    soon = (datetime.now(UTC) + timedelta(days=3)).date().isoformat()
+    reader.write(tokens__txt=f"{ANN}{PAST}\n{BOB} until={soon}\n")
+    reader.serve("penstock serve --db sqlite:///penstock.db")
     reader.kill()
 
 
@@ -309,7 +314,7 @@ def _(reader: Reader) -> None:
     reader.run("assistant", "--input", '"count to 2"')
 
 
-@story("docs/openai-api.md")
+@story("docs/openai-embeddings.md")
 def _(reader: Reader) -> None:
     reader.set(OLLAMA_HOST=reader.provider().url)
 
@@ -378,31 +383,46 @@ def call(reader: Reader, key: str, run: str) -> None:
     httpx2.post(f"{reader.url}/openai/v1/chat/completions", json=body, headers=headers)
 
 
-@story("docs/operations.md")
+plain("docs/tokens.md")
+plain("docs/daily-budgets.md")
+
+
+def token(reader: Reader, name: str, role: str) -> str:
+    """Create a token in the database; return its secret."""
+    return reader.penstock("tokens", "create", name, "--role", role, "--db", "sqlite:///penstock.db").splitlines()[0]
+
+
+@story("docs/monitoring.md")
+def _(reader: Reader) -> None:
+    reader.set(PENSTOCK_TOKEN=token(reader, "ann", "user"))
+    reader.do("tail ")
+    started(reader, "assistant", "--input", '"count to 2"')
+    until(reader.start("tail", "-n", "+1", "-f", "penstock.log"), '"event": "run"')
+
+
+@story("docs/audit.md")
 def _(reader: Reader) -> None:
     reader.replaced = {"2027-03-01": "2020-01-01"}
-    reader.set(PENSTOCK_DB="sqlite:///penstock.db")
-    reader.do("tail ")
-    secrets = {
-        name: reader.penstock("tokens", "create", name, "--role", role).splitlines()[0]
-        for name, role in (("ann", "user"), ("root", "admin"))
-    }
-    reader.set(PENSTOCK_TOKEN=secrets["ann"])
-    started(reader, "assistant", "--input", '"count to 2"')
-    log = reader.start("tail", "-n", "+1", "-f", "penstock.log")
-    until(log, '"event": "run"')
-    reader.do("penstock audit")
+    reader.set(PENSTOCK_TOKEN=token(reader, "ann", "user"))
+    reader.serve("penstock serve --db sqlite:///penstock.db")
     run = started(reader, "assistant", "--input", '"count to 1000"')
-    reader.set(PENSTOCK_TOKEN=secrets["root"])
+    reader.set(PENSTOCK_TOKEN=token(reader, "root", "admin"))
     reader.penstock("runs", "cancel", run, "--reason", "too dear")
-    reader.do("penstock people")
-    reader.set(PENSTOCK_TOKEN=secrets["ann"])
+
+
+@story("docs/personal-data.md")
+def _(reader: Reader) -> None:
+    reader.set(PENSTOCK_TOKEN=token(reader, "ann", "user"))
+    reader.serve("penstock serve --db sqlite:///penstock.db")
+    for _ in range(2):
+        reader.run("assistant", "--input", '"count to 2"')
     reader.penstock("chat", "assistant", "-m", "count to 2")
-    reader.set(PENSTOCK_TOKEN=secrets["root"])
-    reader.do("curl ")
-    ann = reader.penstock("tokens", "create", "ann", "--role", "user").splitlines()[0]
-    reader.serve("penstock serve --record-payloads redacted")
-    reader.set(PENSTOCK_TOKEN=ann)
+
+
+@story("docs/payloads.md")
+def _(reader: Reader) -> None:
+    reader.set(PENSTOCK_TOKEN=token(reader, "ann", "user"))
+    reader.serve("penstock serve --db sqlite:///penstock.db --record-payloads redacted")
     reader.set(RUN=reader.run("assistant", "--input", '"count to 2"'))
 
 
