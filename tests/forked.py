@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 MAX_REQUEST = 1_000_000
 IMPORTED = (
     *("penstock.cli.app", "penstock.cli.service.serve_command", "tests.cli.remote.live", "uvicorn.lifespan.on"),
-    *("penstock.cli.wrap.command", "uvicorn.lifespan.off"),
+    *("penstock.cli.wrap.command", "uvicorn.lifespan.off", "penstock.server.mcp", "penstock.cli.remote.connection"),
 )
 """What programs would import for a second or more; the third has the server. The table of prices is loaded, too."""
 
