@@ -103,7 +103,7 @@ prove: env ## run the same probes on Penstock and its peers, and write docs/comp
 	$(BIN)/python -m tools.prove $(CELLS)
 
 clients: env ## drive clients of Python, Node and the shell (needs npm) against penstock serve, and through the gateway
-	$(BIN)/python -m tools.clients && $(BIN)/python -m tools.clients.snippets
+	$(BIN)/python -m tools.clients && $(BIN)/python -m tools.clients.snippets && $(BIN)/python -m tools.clients.page
 
 soak: env ## run the reliability tests in their long form
 	PENSTOCK_SOAK=1 $(BIN)/pytest -m reliability --timeout=3600

@@ -45,7 +45,16 @@ PROOFS = pytest.StashKey["Proofs"]()
 DESELECTED = pytest.StashKey[bool]()
 
 SLOWEST = (
-    *("reliability", "ui", "cli", "server", "test_structure_script.py", "test_docs_cover_the_api.py", "providers"),
+    *(
+        "reliability",
+        "ui",
+        "cli",
+        "docs",
+        "server",
+        "test_structure_script.py",
+        "test_docs_cover_the_api.py",
+        "providers",
+    ),
     *("realmodel", "storage", "tracing", "containment", "kernel", "scenarios", "chat", "hosting", "runtime"),
 )
 """Folders and files."""

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 MAX_REQUEST = 1_000_000
 IMPORTED = (
     *("penstock.cli.app", "penstock.cli.service.serve_command", "tests.cli.remote.live", "uvicorn.lifespan.on"),
-    *("penstock.cli.wrap.command", "uvicorn.lifespan.off"),
+    *("penstock.cli.wrap.command", "uvicorn.lifespan.off", "penstock.server.mcp", "penstock.cli.remote.connection"),
 )
 """What programs would import for a second or more; the third has the server. The table of prices is loaded, too."""
 
@@ -120,6 +120,29 @@ class Program:
         printed = self.stdout.read(), self.stderr.read()
         self.wait()
         return printed
+
+
+COMMAND = """#!{python} -IS
+import json, os, signal, socket, sys
+
+request = {{"arguments": ["-m", "penstock.cli", *sys.argv[1:]], "env": dict(os.environ), "cwd": os.getcwd()}}
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+server.connect("{address}")
+socket.send_fds(server, [json.dumps(request).encode() + b"\\n"], [0, 1, 2])
+answers = server.makefile()
+program = int(answers.readline())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(program, number))
+sys.exit(int(answers.readline()))
+"""
+
+
+def install_command(folder: Path) -> None:
+    """Write a program `penstock` into a folder, for shells: it is forked, and gets their streams and signals."""
+    assert _address is not None, "the test needs the fixture `forks`"
+    file = folder / "penstock"
+    file.write_text(COMMAND.format(python=sys.executable, address=_address))
+    file.chmod(0o755)
 
 
 def _pipe() -> tuple[IO[str], int]:

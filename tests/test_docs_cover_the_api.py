@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -17,24 +16,13 @@ import penstock
 import penstock.testing
 from penstock import adapters, agents, containment, events, executors, export, providers, stores, telemetry
 from penstock.tracing import lifecycle
-from tests.test_docs import read
+from tools.blocks import blocks_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 FACADES = (adapters, agents, containment, events, executors, export, providers, stores, telemetry)
 MODULES = (penstock, *FACADES, penstock.testing)
 PUBLIC = sorted({name for module in MODULES for name in module.__all__})
-
-
-def blocks(path: Path) -> Iterator[tuple[str, str, bool]]:
-    """The blocks of a page that are run or shown: language, text, and whether it stands right below the one before."""
-    text, end = path.read_text(), -1
-    for block in BLOCK.finditer(text):
-        between = text[max(end, 0) : block.start()]
-        if "<!-- not run:" not in between[between.rstrip().rfind("\n") + 1 :]:
-            yield block[1], block[2], end >= 0 and not between.strip()
-        end = block.end()
 
 
 def used(program: str) -> Iterator[str]:
@@ -46,7 +34,9 @@ def used(program: str) -> Iterator[str]:
             yield node.attr
 
 
-SHOWN = {name for path in PAGES for language, text, _ in blocks(path) if language == "python" for name in used(text)}
+BLOCKS = {path: blocks_of(path) for path in PAGES}
+PROGRAMS = [block for found in BLOCKS.values() for block in found if block.kind == "python" and block.not_run is None]
+SHOWN = {name for block in PROGRAMS for name in used(block.text)}
 
 
 def test_every_public_name_is_shown_running() -> None:
@@ -62,21 +52,19 @@ def test_the_blocks_of_a_page_run_and_print_the_output_shown_there(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_EXAMPLE_FAST", "1")
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    printed, ran = "", 0
-    for language, text, follows in blocks(path):
-        if language == "python":
-            ran += 1
+    printed = ""
+    for block in BLOCKS[path]:
+        if block.kind == "python" and block.not_run is None:
             out = StringIO()
             with redirect_stdout(out):
-                exec(compile(text, str(path), "exec"), namespace)
+                exec(compile(block.text, str(path), "exec"), namespace)
             printed = out.getvalue()
-        elif language == "text" and follows:
-            assert printed == text
-    assert ran == read(path.read_text()).blocks
+        elif block.kind == "text" and block.follows == "python":
+            assert printed == block.text
     namespace.clear()
     gc.collect()  # report here what a page leaves open, not in whichever test runs when it is collected
 
 
 def test_the_lifecycle_diagram_is_drawn_from_its_table() -> None:
-    diagrams = [text for language, text, _ in blocks(ROOT / "docs/call-tree.md") if language == "mermaid"]
-    assert diagrams == [lifecycle.mermaid() + "\n"]
+    diagrams = [(block.page, block.text) for found in BLOCKS.values() for block in found if block.kind == "mermaid"]
+    assert diagrams == [("docs/call-tree.md", lifecycle.mermaid() + "\n")]

@@ -26,6 +26,7 @@ NOT_UNIT = (
     "ui",
     "chat/test_conversation.py",
     "containment/test_accounts.py",
+    "docs/test_stories.py",
     "flow/test_isolation.py",
     "hosting/test_crash_loop.py",
     "hosting/test_elapsed.py",

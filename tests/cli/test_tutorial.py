@@ -23,7 +23,7 @@ from tests.cli.conftest import Penstock
 from tests.cli.service.test_serve import Server, served
 
 PAGES = Path(__file__).parents[2] / "docs" / "tutorial"
-ORDER = ("index", "contain", "agent", "graph", "serve", "watch", "approve", "two-machines")
+ORDER = ("index", "contain", "agent", "graph", "serve", "watch", "approve")
 BLOCK = re.compile(r"^(?:`(?P<file>[\w.]+)`:\n\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (?P<command>.+)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
 pytestmark = pytest.mark.timeout(300)
@@ -70,7 +70,8 @@ class Reader:
                 before = "" if block["file"] else file.read_text("utf-8") + "\n\n"
                 file.write_text(before + block["text"], "utf-8")
                 printed = self.python(file.name) if file.name not in {"app.py", "desk.py"} else ""
-            elif block["language"] == "text" and printed:
+            elif block["language"] == "text":
+                assert printed, f"no program printed this: {block['text']}"
                 assert list(missing(block["text"], printed)) == []
             elif block["language"] == "console":
                 for found in COMMAND.finditer(block["text"]):

@@ -355,7 +355,21 @@ def test_call_in_flight_when_the_program_dies_stays_unresolved(tmp_path: Path) -
         _, err = program.communicate()
     assert program.wait() == 130
     assert "unresolved $" in err
-    assert "1 of its calls have an unknown bill" in err
+    assert "1 call with an unknown bill" in err
+
+
+@pytest.mark.parametrize("key", ["sk-…", "sk-one\nsk-two"], ids=["not ASCII", "two lines"])
+@pytest.mark.parametrize("is_in_file", [False, True], ids=["variable", "file"])
+def test_key_that_no_header_can_carry_is_refused_before_the_program_starts(
+    wrapped: Wrapped, key: str, is_in_file: bool
+) -> None:
+    file = wrapped.directory / "key"
+    file.write_text(key, "utf-8")
+    env = {"OPENAI_API_KEY": "", "OPENAI_API_KEY_FILE": str(file)} if is_in_file else {"OPENAI_API_KEY": key}
+    code, out, err = wrapped.run("--max-cost", "1", code="print('started')", env=env)
+    name, shown = ("OPENAI_API_KEY_FILE", str(file)) if is_in_file else ("OPENAI_API_KEY", "***")
+    assert (code, out) == (64, "")
+    assert err == f"penstock: {name} must be a key of printable ASCII characters, in one line, not {shown!r}\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such flag")

@@ -72,6 +72,13 @@ def _python(name: str, packages: tuple[str, ...]) -> list[str]:
 
 
 def _node(name: str, packages: tuple[str, ...]) -> list[str]:
+    folder = node_packages(name, packages)
+    shutil.copy(PROGRAMS / f"{name}.mjs", folder / "program.mjs")  # packages are found beside the program
+    return ["node", str(folder / "program.mjs")]
+
+
+def node_packages(name: str, packages: tuple[str, ...]) -> Path:
+    """Install packages of npm if they are not there; return the folder whose programs find them."""
     folder = BUILD / name
     stamp = folder / "packages.txt"
     if not stamp.exists() or tuple(stamp.read_text().split()) != packages:
@@ -79,8 +86,7 @@ def _node(name: str, packages: tuple[str, ...]) -> list[str]:
         (folder / "package.json").write_text('{"private": true, "type": "module"}')
         _run(["npm", "install", "--silent", "--no-fund", "--no-audit", *packages], folder)
         stamp.write_text("\n".join(packages))
-    shutil.copy(PROGRAMS / f"{name}.mjs", folder / "program.mjs")  # packages are found beside the program
-    return ["node", str(folder / "program.mjs")]
+    return folder
 
 
 def _run(command: list[str], folder: Path | None = None) -> str:

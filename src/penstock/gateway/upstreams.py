@@ -148,15 +148,23 @@ def _custom_headers(text: str) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _secret(environ: Mapping[str, str], name: str) -> str:
-    if value := environ.get(name, "").strip():
-        return value
     file = environ.get(f"{name}_FILE")
+    if value := environ.get(name, "").strip():
+        return _sendable(value, name, "***")
     if not file:
         return ""
     try:
-        return Path(file).read_text("utf-8").strip()
+        value = Path(file).read_text("utf-8").strip()
     except (OSError, UnicodeError) as error:
         raise InvalidValue(f"{name}_FILE", file, f"a text file with the key ({type(error).__name__})") from None
+    return _sendable(value, f"{name}_FILE", file)
+
+
+def _sendable(key: str, name: str, shown: str) -> str:
+    """Return the key if a header can carry it; otherwise every call would fail after its cost is held."""
+    if not key.isascii() or not key.isprintable():
+        raise InvalidValue(name, shown, "a key of printable ASCII characters, in one line")
+    return key
 
 
 def parse_upstream(text: str, environ: Mapping[str, str]) -> Upstream:

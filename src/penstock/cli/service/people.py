@@ -10,6 +10,7 @@ import typer
 from penstock.cli.exits import Exit, Refused
 from penstock.cli.options import AsJson, Database
 from penstock.cli.render.screen import print_text, printable
+from penstock.cli.render.text import counted
 from penstock.cli.service.stored import now_ms, on_stores, person, record_audit, table
 
 if TYPE_CHECKING:
@@ -118,5 +119,7 @@ def erase(
         return erased
 
     erased: Erased = on_stores(db, WHAT, act)
-    print_text(f"erased {erased.runs} runs and {erased.chats} chats; what stays names {erased.pseudonym}")
+    print_text(
+        f"erased {counted(erased.runs, 'run')} and {counted(erased.chats, 'chat')}; what stays names {erased.pseudonym}"
+    )
     return Exit.OK

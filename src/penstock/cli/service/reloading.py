@@ -94,8 +94,12 @@ class Reloader:
         return sorted(path for path in changed if path.suffix != ".py" or path.resolve() in used)
 
     async def _loaded_from(self, seen: Snapshot) -> Snapshot:
-        """Return the files to watch from now on; files seen before the reload keep their state of that time."""
-        return {**await self._look(), **seen}
+        """Return the files to watch from now on; files seen before the reload keep their state of that time.
+
+        New are the modules that programs have imported. A graph that was added meanwhile is not loaded yet.
+        """
+        modules = {path: state for path, state in (await self._look()).items() if path.suffix == ".py"}
+        return {**modules, **seen}
 
     async def _reload(self, host: RunHost, changed: Sequence[Path]) -> None:
         names = printable(", ".join(path.name for path in changed))

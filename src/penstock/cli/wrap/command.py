@@ -16,6 +16,7 @@ from typing import Literal
 
 from penstock.cli.exits import Exit, Refused, WriteFailed
 from penstock.cli.render.screen import print_error, write
+from penstock.cli.render.text import counted
 from penstock.cli.wrap.child import Child, harden_process
 from penstock.cli.wrap.declared import declared_upstreams
 from penstock.cli.wrap.own_folder import own_folder
@@ -159,7 +160,8 @@ def _report(run: ExecutionContext, arguments: ExecArguments) -> None:
     if (stop := run.stop) is not None:
         print_error(f"stopped by a limit: {stop.message}")
     if unresolved := run.unresolved():
-        print_error(f"{len(unresolved)} of its calls have an unknown bill; the provider may charge up to what is held")
+        calls = counted(len(unresolved), "call")
+        print_error(f"{calls} with an unknown bill; the provider may charge up to what is held")
     if arguments.record is not None:
         _record(run, arguments.record)
 

@@ -1,0 +1,1 @@
+"""What the pages show is run, compared or checked: every fenced block has an account (`test_accounts.py`)."""
