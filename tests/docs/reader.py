@@ -197,6 +197,12 @@ class Reader:
         self.started.callback(process.kill)
         return process
 
+    def begin(self) -> subprocess.Popen[str]:
+        """Start the command that comes next, which goes on beside the others."""
+        item = self.left.pop(0)
+        assert item.kind == "command", item
+        return self.start("bash", "-c", f"exec {self._here(item.text)}")
+
     def provider(self, script: list[Any] | None = None) -> FakeProviderServer:
         """Start a model provider; without a script it repeats what it reads."""
         return self.started.enter_context(FakeProviderServer(script=script, keeps_generating=False))

@@ -76,7 +76,6 @@ def _(reader: Reader) -> None:
 
 
 plain("docs/comparison.md")
-plain("docs/engines.md")
 plain("docs/web-ui.md")
 
 
@@ -334,6 +333,16 @@ def _(reader: Reader) -> None:
     reader.write(desk__py=MAILER)
     reader.step()
     reader.set(PENSTOCK_TOKEN="secret-of-ann-0123456789")
+
+
+@story("docs/engines.md")
+def _(reader: Reader) -> None:
+    reader.replaced = {"postgresql://db/penstock": '"$DB"', "temporal:7233": reader.env["TEMPORAL_ADDRESS"]}
+    reader.set(DB=reader.database())
+    reader.write(app__py=GRAPH.format(name="report", step="write"))
+    reader.do("penstock worker ")
+    until(reader.begin(), "worker")
+    reader.run("report", "--input", '"dams"')
 
 
 @story("docs/exec.md")

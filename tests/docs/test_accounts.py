@@ -42,7 +42,7 @@ DRAWINGS = {"ARCHITECTURE.md"}
 NOT_RUN: Mapping[str, list[str]] = {
     "README.md": ["these build and test the clone itself"],
     "docs/comparison.md": ["it installs the peers, and takes minutes"],
-    "docs/engines.md": ["it needs a Temporal server", "it needs a Temporal server"],
+    "docs/engines.md": ["it installs Penstock"],
     "docs/exec.md": ["Claude Code and codex are not installed"],
     "docs/gateway.md": [
         "google-genai is not installed; make clients runs it",
