@@ -363,11 +363,10 @@ def test_call_in_flight_when_the_program_dies_stays_unresolved(tmp_path: Path) -
 def test_key_that_no_header_can_carry_is_refused_before_the_program_starts(
     wrapped: Wrapped, key: str, is_in_file: bool
 ) -> None:
-    file = wrapped.directory / "key"
-    file.write_text(key, "utf-8")
-    env = {"OPENAI_API_KEY": "", "OPENAI_API_KEY_FILE": str(file)} if is_in_file else {"OPENAI_API_KEY": key}
+    (wrapped.directory / "key").write_text(key, "utf-8")
+    env = {"OPENAI_API_KEY": "", "OPENAI_API_KEY_FILE": "key"} if is_in_file else {"OPENAI_API_KEY": key}
     code, out, err = wrapped.run("--max-cost", "1", code="print('started')", env=env)
-    name, shown = ("OPENAI_API_KEY_FILE", str(file)) if is_in_file else ("OPENAI_API_KEY", "***")
+    name, shown = ("OPENAI_API_KEY_FILE", "key") if is_in_file else ("OPENAI_API_KEY", "***")
     assert (code, out) == (64, "")
     assert err == f"penstock: {name} must be a key of printable ASCII characters, in one line, not {shown!r}\n"
 
