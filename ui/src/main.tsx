@@ -1,4 +1,4 @@
-import { lazy, StrictMode, Suspense, useEffect, useRef, useState } from "react";
+import { StrictMode, useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { ApiError, get, hasToken, signOut, whenSignedOut } from "./api/client.ts";
 import type { Me } from "./api/types.ts";
@@ -7,6 +7,7 @@ import { SignIn } from "./pages/sign-in.tsx";
 import { useApprovals, useTopic } from "./pages/use-lists.ts";
 import { useRoute, type Route } from "./router.ts";
 import { Boundary } from "./ui/boundary.tsx";
+import { later } from "./ui/later.tsx";
 import { Failure } from "./ui/parts.tsx";
 import icon from "./icon.svg";
 import "./ui/tokens.css";
@@ -111,24 +112,20 @@ function Shell({ me }: { me: Me }) {
           </div>
         )}
         <Boundary place={place}>
-          <Suspense fallback={<p className="muted">Loading…</p>}>
-            <Page route={route} me={me} />
-          </Suspense>
+          <Page route={route} me={me} />
         </Boundary>
       </main>
       {open && (
         <Boundary place={open}>
-          <Suspense fallback={null}>
-            {open === "palette" ? <Palette me={me} onClose={() => setOpen(null)} /> : <Keys me={me} onClose={() => setOpen(null)} />}
-          </Suspense>
+          {open === "palette" ? <Palette me={me} onClose={() => setOpen(null)} /> : <Keys me={me} onClose={() => setOpen(null)} />}
         </Boundary>
       )}
     </div>
   );
 }
 
-const Palette = lazy(() => import("./palette.tsx"));
-const Keys = lazy(async () => ({ default: (await import("./palette.tsx")).Keys }));
+const Palette = later(() => import("./palette.tsx"), null);
+const Keys = later(async () => ({ default: (await import("./palette.tsx")).Keys }), null);
 
 function Page(props: PageProps) {
   const place = PLACES[props.route.parts[0] ?? "runs"];

@@ -2,11 +2,12 @@
 //
 // What is looked at is in the address: `?view=flame&call=1:n000004`, so a link opens the same call in the same view.
 
-import { lazy, Suspense, type ComponentType, type KeyboardEvent } from "react";
+import type { ComponentType, KeyboardEvent } from "react";
 import type { Me } from "../../api/types.ts";
 import { formatCount, formatDuration } from "../../model/money.ts";
 import { statusAt, tableOf } from "../../model/run.ts";
 import { setParams, type Route } from "../../router.ts";
+import { later } from "../../ui/later.tsx";
 import { Failure, Value } from "../../ui/parts.tsx";
 import { visible } from "../../ui/visible.ts";
 import { Bills } from "../bills.tsx";
@@ -23,8 +24,9 @@ import { useRun, type LiveRun } from "./use-run.ts";
 import type { ViewProps } from "./views.tsx";
 import "./run.css";
 
-const Flame = lazy(() => import("./flame.tsx"));
-const Graph = lazy(() => import("./graph.tsx"));
+const LOADING = <p className="empty">Loading…</p>;
+const Flame = later(() => import("./flame.tsx"), LOADING);
+const Graph = later(() => import("./graph.tsx"), LOADING);
 
 const VIEWS = {
   tree: "Calls",
@@ -127,9 +129,7 @@ function Views({ run, route, atMs }: Looked) {
         ))}
       </div>
       <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${view}`}>
-        <Suspense fallback={<p className="empty">Loading…</p>}>
-          <Panel run={run} route={route} atMs={atMs} view={view} />
-        </Suspense>
+        <Panel run={run} route={route} atMs={atMs} view={view} />
       </div>
       {OF_CALLS[view] && <Scrubber state={state} route={route} atMs={atMs} />}
     </div>
