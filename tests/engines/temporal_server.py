@@ -16,6 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from temporalio.bridge.metric import MetricMeter
+from temporalio.runtime import Runtime
 
 from penstock.engines.temporal import TemporalSettings
 from penstock.engines.temporal.engine import connect
@@ -93,6 +95,14 @@ def temporal_server() -> Iterator[TemporalServer]:
     attributes = [part for name in ATTRIBUTES for part in ("--search-attribute", f"{name}=Keyword")]
     with running_server(*attributes) as server:
         yield server
+
+
+def release_calls() -> None:
+    """Let the client library drop ended calls, and with them connections that nothing else uses.
+
+    Its threads drop them without the interpreter lock, which takes effect at its next call from Python.
+    """
+    MetricMeter.create(Runtime.default()._core_runtime)
 
 
 async def _answers(server: TemporalServer) -> None:

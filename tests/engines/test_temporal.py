@@ -30,7 +30,7 @@ from penstock.hosting.engine import EngineUnavailable
 from penstock.hosting.ports import USUAL_PRIORITY
 from penstock.nodes.program import Program
 from tests.engines.fleet import SETTINGS, Fleet, fleet_of
-from tests.engines.temporal_server import TemporalServer, free_port, running_server, temporal_server
+from tests.engines.temporal_server import TemporalServer, free_port, release_calls, running_server, temporal_server
 from tests.hosting.graphs import graph
 from tests.storage.postgres import postgres_schemas, postgres_server, postgres_url
 
@@ -305,29 +305,27 @@ async def test_runs_wait_while_temporal_is_away(
         assert (await fleet.front.wait("during")).status == "completed"
 
 
-async def test_a_server_that_is_not_there_or_lacks_the_namespace_is_named(temporal_server: TemporalServer) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "namespace", "is_there", "message"),
+    [
+        ("temporal:", "default", False, r"at temporal://127\.0\.0\.1:\d+/default \(Connection refused\); check"),
+        ("temporals:", "default", True, r"temporals://.* \(its response is not TLS; without TLS it is temporal://\)"),
+        ("temporal:", "nowhere", True, r"has no namespace 'nowhere'; create it: temporal operator namespace create"),
+    ],
+    ids=["not there", "not TLS", "no namespace"],
+)
+async def test_a_server_that_is_not_there_or_lacks_the_namespace_is_named(
+    scheme: str, namespace: str, is_there: bool, message: str, temporal_server: TemporalServer
+) -> None:
     class NoWork:
         worker, database, slots = "w", "d", 1
 
-    unreachable = TemporalSettings("127.0.0.1", free_port())
-    for settings, message in (
-        (
-            unreachable,
-            r"Temporal cannot be reached at temporal://127\.0\.0\.1:\d+/default \(Connection refused\); check",
-        ),
-        (
-            TemporalSettings.parse(temporal_server.url().replace("temporal:", "temporals:")),
-            r"cannot be reached at temporals://.* \(its response is not TLS; without TLS it is temporal://\)",
-        ),
-        (
-            TemporalSettings.parse(temporal_server.url("nowhere")),
-            r"has no namespace 'nowhere'; create it: temporal operator namespace create --namespace nowhere",
-        ),
-    ):
-        engine = TemporalEngine(settings)
-        with pytest.raises(EngineUnavailable, match=message):
-            await engine.start(NoWork())  # type: ignore[arg-type]
-        assert not (await engine.health()).is_ok
+    url = temporal_server.url(namespace) if is_there else f"temporal://127.0.0.1:{free_port()}/{namespace}"
+    engine = TemporalEngine(TemporalSettings.parse(url.replace("temporal:", scheme)))
+    with pytest.raises(EngineUnavailable, match=message):
+        await engine.start(NoWork())  # type: ignore[arg-type]
+    assert not (await engine.health()).is_ok
+    release_calls()
 
 
 async def test_search_attributes_that_are_not_registered_are_left_out(postgres_url: str) -> None:
