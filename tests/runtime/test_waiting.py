@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from penstock import (
     Budget,
@@ -24,9 +25,11 @@ from penstock import (
     contain,
 )
 from penstock.events import CallWaiting
+from penstock.providers import contained
 from penstock.runtime.billing.usage import Usage
 from penstock.stores import Ledger
 from penstock.testing import SimLoop, check_history, sim_run
+from penstock.testing.provider import FakeProviderServer
 
 pytestmark = pytest.mark.requirement("X-9")
 
@@ -585,6 +588,23 @@ def test_under_a_token_limit_model_calls_run_one_at_a_time_until_the_tokens_of_o
         assert [type(outcome).__name__ for outcome in outcomes].count("BudgetExceededError") == 13
 
     simulate(main, max_tokens=1_000)
+
+
+def test_a_call_that_knew_its_tokens_shows_nothing_of_what_others_use() -> None:
+    async def main(run: ExecutionContext) -> None:
+        async def ask() -> None:
+            await asyncio.sleep(0)
+            run.report(input_tokens=400, output_tokens=100)
+
+        await asyncio.gather(*(run.allm(ask) for _ in range(16)), return_exceptions=True)
+
+    with FakeProviderServer() as server, contain(max_tokens=1_500, prices=server.provider.prices) as run:
+        with contained(run), OpenAI(base_url=server.openai_url, api_key="none") as client:
+            client.responses.create(model="fake-1", input="hello", max_output_tokens=500)
+        known = run.balance.tokens_in + run.balance.tokens_out
+        asyncio.run(main(run))
+        assert known < 500
+        assert run.balance.tokens_in + run.balance.tokens_out == known + 1_000
 
 
 def test_tools_do_not_wait_under_a_token_limit_and_nor_do_calls_without_one() -> None:

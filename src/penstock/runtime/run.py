@@ -395,11 +395,12 @@ class Run:
     def end_first_call(self, call: Taken, is_hinted: bool, has_succeeded: bool) -> None:
         """Let other model calls hold what this one has used, now that it has ended. The caller holds the lock.
 
-        If it did not succeed, and nothing is known of what such a call uses, the next one runs alone.
+        If it did not succeed, and nothing is known of what such a call uses, the next one runs alone. Nor does one show
+        anything of what it knew before: its cost from a hint, or its tokens.
         """
         worst, shared = self.worst_case["llm"], self.ledger.unhinted
         is_unknown = worst.is_unknown and worst.cost == 0 and (is_hinted or not has_succeeded)
-        tokens_unknown = worst.tokens_unknown and worst.tokens == 0 and not has_succeeded
+        tokens_unknown = worst.tokens_unknown and worst.tokens == 0 and (call._held_tokens > 0 or not has_succeeded)
         if shared is not None:
             shared.is_unknown = shared.is_unknown and is_unknown
             shared.tokens_unknown = shared.tokens_unknown and tokens_unknown

@@ -163,7 +163,9 @@ def succeed(call: Call, value: Any) -> None:
 def _let_others_go(call: Call, now_ns: int, has_succeeded: bool) -> None:
     """Admit the calls that waited for this one. The caller holds the lock."""
     run = call.context._run
-    if run.is_learning and (call in run.first_calls or (has_succeeded and call.record.kind == "llm")):
+    if run.is_learning and (
+        call in run.first_calls or (has_succeeded and call.record.kind == "llm" and not call._held_tokens)
+    ):
         run.end_first_call(call, call.hinted, has_succeeded)
     if run.queues:
         run.room.changed(now_ns)
